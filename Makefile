@@ -1,0 +1,34 @@
+# Every target sets itself up in .venv; a second run finds that done.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help test lint types tests bench clean
+
+help:  ## what there is to make
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+test: lint types tests  ## everything that CI checks
+
+lint: $(INSTALLED)  ## style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)  ## strict mypy over the package
+	$(BIN)/mypy
+
+tests: $(INSTALLED)  ## the tests alone
+	$(BIN)/pytest --numprocesses auto
+
+bench: $(INSTALLED)  ## speed and import time, as ratios to torch on this machine
+	$(BIN)/python benchmarks/bench_import.py
+	$(BIN)/python benchmarks/bench_batch_norm.py
+
+clean:  ## forget the set-up and everything built
+	rm -rf $(VENV) build dist

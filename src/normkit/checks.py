@@ -1,0 +1,127 @@
+"""The checks at the door: what was needed, what came, what to do. Nothing behind them checks again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from normkit.activations import check_activation
+from normkit.errors import ArgumentError, DtypeError, NonFiniteError, NormkitError, ShapeError
+from normkit.moments import Moments
+
+NonFinite = Literal["propagate", "raise", "skip-update"]
+
+_AXES = {2: "N, {c}", 3: "N, {c}, L", 4: "N, {c}, H, W", 5: "N, {c}, D, H, W"}
+
+
+def options(eps: float, momentum: float | Tensor | None, activation: str | None, nonfinite: str = "propagate") -> None:
+    """Check what every batch norm takes, whether called as a function or built as a layer."""
+    if not eps > 0:
+        raise ArgumentError(f"eps must be positive, it keeps the division finite; got {eps}. The usual value is 1e-5.")
+    if isinstance(momentum, float | int) and not 0 <= momentum <= 1:
+        raise ArgumentError(
+            f"momentum must lie in 0..1, or be None for a cumulative average; got {momentum}. "
+            "It weights the new value: Keras' 0.99 is 0.01 here."
+        )
+    check_activation(activation)
+    if nonfinite not in get_args(NonFinite):
+        known = ", ".join(f'"{n}"' for n in get_args(NonFinite))
+        raise ArgumentError(f"nonfinite must be one of {known}; got {nonfinite!r}.")
+
+
+def batch_input(x: Tensor, who: str, features: Sequence[int], ranks: Sequence[int]) -> None:
+    """Check rank, channels (and positions, where statistics are per position) and type of a batch norm's input."""
+    if not x.is_floating_point():
+        raise DtypeError(f"{who} needs a floating point input; got {x.dtype}. Convert it first: x.float().")
+    if x.dim() in ranks and tuple(x.shape[1 : 1 + len(features)]) == tuple(features):
+        return
+    if len(features) > 1:
+        needed = f"(N, {', '.join(map(str, features))})"
+    else:
+        needed = " or ".join(f"({_AXES[r].format(c=features[0])})" for r in ranks if r in _AXES)
+    hint = "Check the number of channels."
+    if x.dim() not in ranks:
+        hint = "A single example? Add the batch dimension with x.unsqueeze(0)."
+    elif x.shape[-1] == features[0]:
+        hint = "Channels in the last dimension? Move them with x.movedim(-1, 1)."
+    raise ShapeError(f"{who} needs {needed}; got {tuple(x.shape)}. {hint}")
+
+
+def one_per_channel(t: Tensor | None, name: str, who: str, features: Sequence[int]) -> None:
+    """Check the shape of a weight, bias or running statistic."""
+    if t is not None and tuple(t.shape) != tuple(features):
+        raise ShapeError(
+            f"{who} needs a {name} of shape {tuple(features)}, one value per channel; got {tuple(t.shape)}."
+        )
+
+
+def same_shape(residual: Tensor | None, x: Tensor, who: str) -> None:
+    """Check that what is added fits what it is added to."""
+    if residual is not None and residual.shape != x.shape:
+        raise ShapeError(
+            f"{who} needs a residual of the input's shape {tuple(x.shape)}; got {tuple(residual.shape)}. "
+            "Project or pool the shortcut first."
+        )
+
+
+def position_mask(mask: Tensor | None, x: Tensor, who: str) -> Tensor | None:
+    """Return the mask as booleans that broadcast against x: (N, 1, ...)."""
+    if mask is None:
+        return None
+    if mask.is_floating_point() or mask.is_complex():
+        raise DtypeError(
+            f"{who} needs a boolean mask, true where a position counts; got {mask.dtype}. "
+            "Make it one: lengths[:, None] > positions, or mask > 0.5."
+        )
+    positions = (x.shape[0], *x.shape[2:])
+    if mask.shape == positions:
+        mask = mask.unsqueeze(1)
+    if mask.shape != (x.shape[0], 1, *x.shape[2:]):
+        raise ShapeError(
+            f"{who} needs a mask of shape {positions}, one value per example and position (true: it counts); "
+            f"got {tuple(mask.shape)}."
+        )
+    return mask.bool()
+
+
+def enough_values(count: int | Tensor, x: Tensor, who: str) -> None:
+    """Check that a training batch has a variance at all."""
+
+    def error() -> ShapeError:
+        many = "a mask that leaves one value or none" if isinstance(count, Tensor) else f"input {tuple(x.shape)}"
+        return ShapeError(
+            f"{who} needs more than 1 value per channel in training; got {many}. "
+            "Use a larger batch (a DataLoader's drop_last=True drops a last one of 1), or call .eval()."
+        )
+
+    if isinstance(count, Tensor):
+        require((count > 1).all(), error)
+    elif count <= 1:
+        raise error()
+
+
+def finite(batch: Moments, who: str) -> None:
+    """Raise where a batch's statistics are not finite, naming the channels."""
+    good = batch.mean.isfinite() & batch.var.isfinite()
+
+    def error() -> NonFiniteError:
+        bad = (~good).flatten().nonzero().flatten().tolist() if not torch.compiler.is_compiling() else []
+        where = f" in channels {bad[:8]}{'...' if len(bad) > 8 else ''}" if bad else ""
+        return NonFiniteError(
+            f"{who} needs finite input; this batch's statistics are NaN or infinite{where}. "
+            "Running statistics were left as they were. Look for the first layer or example that overflows, "
+            'or keep training past such batches with nonfinite="skip-update".'
+        )
+
+    require(good.all(), error)
+
+
+def require(condition: Tensor, error: Callable[[], NormkitError]) -> None:
+    """Raise `error()` unless the condition, known only from the data, holds; in a compiled graph, at run time."""
+    if torch.compiler.is_compiling():
+        torch._assert_async(condition, str(error()))
+    elif not condition.is_meta and not condition:
+        raise error()

@@ -1,0 +1,21 @@
+"""The errors users meet. Each says what was needed, what came, and what to do."""
+
+
+class NormkitError(Exception):
+    """The root of everything normkit raises on purpose."""
+
+
+class ArgumentError(NormkitError, ValueError):
+    """An option that cannot be: a negative eps, an unknown activation."""
+
+
+class ShapeError(NormkitError, ValueError):
+    """A tensor of the wrong rank or size, or with too few values to normalise."""
+
+
+class DtypeError(NormkitError, TypeError, ValueError):
+    """A tensor of a type that cannot be normalised."""
+
+
+class NonFiniteError(NormkitError, FloatingPointError):
+    """Batch statistics with NaN or infinity, where the layer was told to raise."""

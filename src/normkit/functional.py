@@ -1,0 +1,246 @@
+"""Stateless normalization: torch's signatures, and pure forms that return the new statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from normkit import checks
+from normkit.activations import ActivationName
+from normkit.affine import scale_shift
+from normkit.checks import NonFinite
+from normkit.errors import ArgumentError
+from normkit.kernels import reference, select
+from normkit.moments import Moments, ema
+
+__all__ = ["batch_moments", "batch_norm", "batch_norm_update"]
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    *,
+    activation: ActivationName | None = None,
+    residual: Tensor | None = None,
+    mask: Tensor | None = None,
+    nonfinite: NonFinite = "propagate",
+) -> Tensor:
+    """Normalise each channel over the batch and its positions (Ioffe & Szegedy 2015).
+
+        activation((x - mean) / sqrt(var + eps) * weight + bias + residual)
+
+    In training, mean and biased variance are the batch's, over the positions where `mask` is true, and the running
+    statistics, where given, move towards its mean and unbiased variance in place. In evaluation they are the stored
+    ones. Statistics of shape (C, H, W) normalise each position on its own.
+    """
+    checks.options(eps, momentum, activation, nonfinite)
+    if (running_mean is None) != (running_var is None):
+        raise ArgumentError("batch_norm needs both running_mean and running_var, or neither; got one of them.")
+    stored = None if running_mean is None or running_var is None else Moments(running_mean, running_var, 0)
+    if not training:
+        if stored is None:
+            raise ArgumentError(
+                "batch_norm needs running_mean and running_var in evaluation; got None. "
+                "To normalise with the batch's own statistics, pass training=True."
+            )
+        return normalize_stored(input, stored, weight, bias, eps, activation=activation, residual=residual, mask=mask)
+    y, batch = normalize_batch(
+        input,
+        _features(input, running_mean, weight, bias),
+        weight,
+        bias,
+        eps,
+        activation=activation,
+        residual=residual,
+        mask=mask,
+        nonfinite=nonfinite,
+    )
+    if stored is not None:
+        update_(stored, batch, momentum, nonfinite)
+    return y
+
+
+def batch_norm_update(
+    input: Tensor,
+    moments: Moments,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    activation: ActivationName | None = None,
+    residual: Tensor | None = None,
+    mask: Tensor | None = None,
+    nonfinite: NonFinite = "propagate",
+) -> tuple[Tensor, Moments]:
+    """Normalise with the batch's statistics, and return the output and the new stored statistics.
+
+    The pure form of `batch_norm` in training, for `torch.func`: nothing is written in place. `moments` are a layer's
+    buffers, Moments(running_mean, running_var, num_batches_tracked); momentum None averages over all batches so far.
+    """
+    checks.options(eps, momentum, activation, nonfinite)
+    y, batch = normalize_batch(
+        input,
+        _features(input, moments.mean, weight, bias),
+        weight,
+        bias,
+        eps,
+        activation=activation,
+        residual=residual,
+        mask=mask,
+        nonfinite=nonfinite,
+    )
+    stored = moments._replace(count=torch.as_tensor(moments.count, device=moments.mean.device))
+    return y, next_stored(stored, batch, average_factor(stored, momentum), nonfinite)
+
+
+def batch_moments(input: Tensor, mask: Tensor | None = None) -> Moments:
+    """Mean, biased variance and count of each channel of one batch, over the positions where `mask` is true."""
+    features = _features(input)
+    checks.batch_input(input, "batch_moments", features, _ranks(input, features))
+    mask = checks.position_mask(mask, input, "batch_moments")
+    return _per_channel(reference.moments(input, _over(input, features), mask), features)
+
+
+# What the layers are made of: one way to normalise with a batch's statistics, one with stored ones, one to store.
+
+
+def normalize_batch(
+    x: Tensor,
+    features: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    activation: str | None,
+    residual: Tensor | None,
+    mask: Tensor | None,
+    nonfinite: str,
+    who: str = "batch_norm",
+) -> tuple[Tensor, Moments]:
+    """Return the normalised batch and its moments, of shape `features` and detached. Writes nothing."""
+    mask = _check_batch(x, features, weight, bias, residual, mask, who)
+    over = _over(x, features)
+    checks.enough_values(reference.count_values(x, over, mask), x, who)
+    y, kept = select.normalize(
+        x,
+        over=over,
+        weight=_broadcast(weight, x, features),
+        bias=_broadcast(bias, x, features),
+        residual=residual,
+        mask=mask,
+        eps=eps,
+        activation=activation,
+    )
+    batch = _per_channel(kept, features)
+    if nonfinite == "raise":
+        checks.finite(batch, who)
+    return y, batch
+
+
+def normalize_stored(
+    x: Tensor,
+    stored: Moments,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    activation: str | None,
+    residual: Tensor | None,
+    mask: Tensor | None,
+    who: str = "batch_norm",
+) -> Tensor:
+    """Return x normalised with stored statistics. A mask has nothing to say here, but its shape is checked."""
+    features = stored.mean.shape
+    _check_batch(x, features, weight, bias, residual, mask, who)
+    checks.one_per_channel(stored.var, "running_var", who, features)
+    wide = reference.working_dtype(x)
+    scale, shift = scale_shift(stored._replace(mean=stored.mean.to(wide), var=stored.var.to(wide)), weight, bias, eps)
+    return reference.transform(x, _view(scale, x, features), _view(shift, x, features), residual, activation)
+
+
+def next_stored(stored: Moments, batch: Moments, momentum: float | Tensor, nonfinite: str = "propagate") -> Moments:
+    """Return the stored statistics after this batch: its unbiased variance is what is stored, and `count` goes up."""
+    wide = batch.mean.dtype
+    batch = batch._replace(var=batch.unbiased_var)
+    new = ema(stored._replace(mean=stored.mean.to(wide), var=stored.var.to(wide)), batch, momentum)
+    mean, var = new.mean.to(stored.mean.dtype), new.var.to(stored.var.dtype)
+    if nonfinite != "skip-update":
+        return Moments(mean, var, new.count)
+    # As the buffers would hold it: a variance that overflows float16 is as bad as one that came infinite.
+    good = batch.mean.to(mean.dtype).isfinite().all() & batch.var.to(var.dtype).isfinite().all()
+    return Moments(torch.where(good, mean, stored.mean), torch.where(good, var, stored.var), stored.count + good.long())
+
+
+@torch.no_grad()
+def update_(stored: Moments, batch: Moments, momentum: float | Tensor, nonfinite: str = "propagate") -> None:
+    """Write the statistics after this batch into the stored tensors; a tensor `count` counts along."""
+    new = next_stored(stored, batch, momentum, nonfinite)
+    stored.mean.copy_(new.mean)
+    stored.var.copy_(new.var)
+    if isinstance(stored.count, Tensor) and isinstance(new.count, Tensor):
+        stored.count.copy_(new.count)
+
+
+def average_factor(stored: Moments, momentum: float | None) -> float | Tensor:
+    """Return the weight of the next batch: the momentum, or for None that of a plain average over all batches."""
+    if momentum is not None:
+        return momentum
+    if isinstance(stored.count, Tensor):
+        return (stored.count + 1).to(reference.working_dtype(stored.mean)).reciprocal()
+    return 1 / (stored.count + 1)
+
+
+def _check_batch(
+    x: Tensor,
+    features: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    mask: Tensor | None,
+    who: str,
+) -> Tensor | None:
+    checks.batch_input(x, who, features, _ranks(x, features))
+    checks.one_per_channel(weight, "weight", who, features)
+    checks.one_per_channel(bias, "bias", who, features)
+    checks.same_shape(residual, x, who)
+    return checks.position_mask(mask, x, who)
+
+
+def _features(x: Tensor, *per_channel: Tensor | None) -> Sequence[int]:
+    """The shape of one set of statistics: that of the tensors given, else one value per channel."""
+    for t in per_channel:
+        if t is not None:
+            return t.shape
+    return x.shape[1:2]
+
+
+def _ranks(x: Tensor, features: Sequence[int]) -> Sequence[int]:
+    return (1 + len(features),) if len(features) > 1 else (max(2, x.dim()),)
+
+
+def _over(x: Tensor, features: Sequence[int]) -> tuple[int, ...]:
+    return (0, *range(1 + len(features), x.dim()))
+
+
+def _view(t: Tensor, x: Tensor, features: Sequence[int]) -> Tensor:
+    return t.reshape(1, *features, *[1] * (x.dim() - 1 - len(features)))
+
+
+def _broadcast(t: Tensor | None, x: Tensor, features: Sequence[int]) -> Tensor | None:
+    return None if t is None else _view(t, x, features)
+
+
+def _per_channel(kept: Moments, features: Sequence[int]) -> Moments:
+    count = kept.count
+    if isinstance(count, Tensor):
+        count = count.expand(kept.mean.shape).reshape(features)
+    return Moments(kept.mean.reshape(features), kept.var.reshape(features), count)

@@ -1,0 +1,214 @@
+"""Batch normalization (Ioffe & Szegedy 2015)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, cast
+
+from torch import Tensor, fx, nn
+
+from normkit import checks, functional
+from normkit.activations import ACTIVATIONS, ActivationName
+from normkit.checks import NonFinite
+from normkit.errors import ArgumentError
+from normkit.kernels.context import is_exporting, is_recomputing
+from normkit.layers._fx import as_leaf
+from normkit.moments import Moments
+
+Affine = bool | Literal["scale", "shift"]
+
+
+class BatchNorm(nn.modules.batchnorm._BatchNorm):
+    """What the batch norms share: torch's arguments, parameters and buffers, with our arithmetic.
+
+    Args:
+        num_features: channels of the input, C of (N, C, ...).
+        eps: added to the variance.
+        momentum: weight of the new batch in the running statistics; None averages over all batches.
+        affine: gamma and beta (True), neither (False), or one of them ("scale", "shift").
+        track_running_stats: keep running statistics for evaluation; without them every batch uses its own.
+        device: where the parameters live.
+        dtype: the parameters' type.
+        bias: False is another spelling of affine="scale".
+        activation: applied to the output: "relu", "leaky_relu", "silu", "gelu", "sigmoid" or "tanh".
+        nonfinite: what a batch with NaN or infinity does to the running statistics: "propagate" as in torch,
+            "raise", or "skip-update".
+
+    Call:
+        layer(x), layer(x, residual=r) for activation(BN(x) + r), layer(x, mask=m) for statistics over those positions
+        only where m, of shape (N, ...) without the channels, is true.
+    """
+
+    _ranks: ClassVar[Sequence[int]]
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: Affine = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+        activation: ActivationName | None = None,
+        nonfinite: NonFinite = "propagate",
+    ) -> None:
+        checks.options(eps, momentum, activation, nonfinite)
+        if affine not in (True, False, "scale", "shift"):
+            raise ArgumentError(f'affine must be True, False, "scale" or "shift"; got {affine!r}.')
+        super().__init__(num_features, eps, momentum, bool(affine), track_running_stats, device, dtype)
+        self.affine = affine  # type: ignore[assignment]
+        if affine == "shift":
+            self.register_parameter("weight", None)
+        if affine == "scale" or not bias:
+            self.register_parameter("bias", None)
+        self.activation = activation
+        self.nonfinite = nonfinite
+
+    def reset_parameters(self) -> None:
+        """Set gamma to one and beta to zero, where they are, and forget the running statistics."""
+        self.reset_running_stats()
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Normalise, with the batch's statistics in training and the stored ones in evaluation."""
+        if isinstance(input, fx.Proxy):
+            return cast(Tensor, as_leaf(self, input, residual=residual, mask=mask))
+        self._check_input_dim(input)
+        if is_exporting() and self._is_torchs(mask):
+            return self._finish(super().forward(input), residual)
+        stored = self._stored()
+        if not self.training and stored is not None:
+            return functional.normalize_stored(
+                input,
+                stored,
+                self.weight,
+                self.bias,
+                self.eps,
+                activation=self.activation,
+                residual=residual,
+                mask=mask,
+                who=self._who(),
+            )
+        y, batch = functional.normalize_batch(
+            input,
+            self._features(),
+            self.weight,
+            self.bias,
+            self.eps,
+            activation=self.activation,
+            residual=residual,
+            mask=mask,
+            nonfinite=self.nonfinite,
+            who=self._who(),
+        )
+        if stored is not None and self.track_running_stats and not is_recomputing():
+            functional.update_(stored, batch, functional.average_factor(stored, self.momentum), self.nonfinite)
+        return y
+
+    def extra_repr(self) -> str:
+        """Torch's line, and what is set beyond it."""
+        extras = [f", activation={self.activation}"] if self.activation else []
+        extras += [f", nonfinite={self.nonfinite}"] if self.nonfinite != "propagate" else []
+        return str(super().extra_repr()) + "".join(extras)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        checks.batch_input(input, self._who(), self._features(), self._ranks)
+
+    def _features(self) -> tuple[int, ...]:
+        """The shape of one set of statistics."""
+        return (self.num_features,)
+
+    def _stored(self) -> Moments | None:
+        if self.running_mean is None or self.running_var is None:
+            return None
+        count = self.num_batches_tracked
+        return Moments(self.running_mean, self.running_var, 0 if count is None else count)
+
+    def _is_torchs(self, mask: Tensor | None) -> bool:
+        """Whether torch's operator does the same, so that it can stand in an exported graph for other tools to find."""
+        if not self.training:
+            return mask is None
+        # A cumulative average makes torch's layer read a number out of the graph, which no exporter allows.
+        return mask is None and self.nonfinite == "propagate" and self.momentum is not None
+
+    def _finish(self, y: Tensor, residual: Tensor | None) -> Tensor:
+        y = y if residual is None else y + residual
+        return y if self.activation is None else ACTIVATIONS[self.activation].function(y)
+
+    def _who(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(str, self._features()))})"
+
+
+class BatchNorm1d(BatchNorm, nn.BatchNorm1d):
+    """Batch normalization of (N, C) or (N, C, L)."""
+
+    _ranks = (2, 3)
+
+
+class BatchNorm2d(BatchNorm, nn.BatchNorm2d):
+    """Batch normalization of (N, C, H, W)."""
+
+    _ranks = (4,)
+
+
+class BatchNorm3d(BatchNorm, nn.BatchNorm3d):
+    """Batch normalization of (N, C, D, H, W)."""
+
+    _ranks = (5,)
+
+
+class PositionBatchNorm2d(BatchNorm):
+    """Batch normalization of every position of (N, C, H, W) on its own: one gamma and beta per channel and position.
+
+    The paper's transform for a single activation, not shared over the map (section 3.2). Parameters and statistics
+    have shape (C, H, W).
+    """
+
+    _ranks = (4,)
+
+    def __init__(
+        self,
+        num_features: int,
+        height: int,
+        width: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: Affine = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+        activation: ActivationName | None = None,
+        nonfinite: NonFinite = "propagate",
+    ) -> None:
+        # torch makes every tensor of the size it is given, and takes a shape for one.
+        super().__init__(
+            cast(int, (num_features, height, width)),
+            eps,
+            momentum,
+            affine,
+            track_running_stats,
+            device,
+            dtype,
+            bias=bias,
+            activation=activation,
+            nonfinite=nonfinite,
+        )
+        self.num_features, self.height, self.width = num_features, height, width
+
+    def _features(self) -> tuple[int, ...]:
+        return (self.num_features, self.height, self.width)
+
+    def _is_torchs(self, mask: Tensor | None) -> bool:
+        return False
+
+    def extra_repr(self) -> str:
+        """Torch's line, with height and width."""
+        return super().extra_repr().replace(str(self.num_features), ", ".join(map(str, self._features())), 1)

@@ -1,0 +1,194 @@
+"""What a module normalises, read off any norm layer: ours, torch's, or one that somebody else wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from typing import Literal
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from normkit.activations import ACTIVATIONS
+from normkit.layers import batch as ours
+
+Axis = Literal["N", "C", "G", "S"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormSpec:
+    """A norm layer in words, as it is now: switching it to evaluation changes what is said here.
+
+    Attributes:
+        kind: the family: "batch", "instance", "group", "layer", "rms", "local-response".
+        over: the axes that share one set of statistics: N examples, C channels, G the channels of one group,
+            S positions.
+        uses: the statistics it normalises with: its "batch"'s own, or "stored" ones. Norms within an example
+            count as "batch".
+        scope: where a batch's statistics come from: this process ("local"), all ranks ("synced"), or a part of
+            the batch ("ghost").
+        updates: how stored statistics move when it trains: "ema", "cumulative" or "never".
+        affine: which of gamma and beta it has: True, False, "scale" or "shift".
+        eps: added to the variance; None where the module does not say.
+        momentum: weight of the new value; None where there is none.
+        num_features: channels, where they are fixed.
+        num_groups: groups of channels with statistics of their own.
+        activation: what follows inside the same module: one of our names, or the class name of a foreign one.
+        exact: whether the module's type is one we know, rather than somebody's subclass of one, which may do more.
+    """
+
+    kind: str
+    over: tuple[Axis, ...]
+    uses: Literal["batch", "stored"]
+    scope: Literal["local", "synced", "ghost"] = "local"
+    updates: Literal["ema", "cumulative", "never"] = "never"
+    affine: bool | Literal["scale", "shift"]
+    eps: float | None
+    momentum: float | None = None
+    num_features: int | None = None
+    num_groups: int | None = None
+    activation: str | None = None
+    exact: bool = True
+
+
+def describe(module: nn.Module) -> NormSpec | None:
+    """Return what `module` normalises and how, or None if it is not a norm we can recognise.
+
+    Subclasses are described as what they derive from, with `exact=False` and the activation they carry, where one is
+    found among their children. A frozen BatchNorm, as torchvision and detectron2 write it, is known by its buffers.
+    """
+    spec = _describe(module)
+    if spec is None:
+        return None
+    known = type(module).__module__.startswith(("torch.nn.", "normkit."))
+    return replace(spec, exact=known, activation=spec.activation or _activation_within(module))
+
+
+@singledispatch
+def _describe(module: nn.Module) -> NormSpec | None:
+    return _describe_frozen(module) if _looks_frozen(module) else None
+
+
+@_describe.register
+def _(bn: _BatchNorm) -> NormSpec:
+    tracked = bn.running_mean is not None
+    updates: Literal["ema", "cumulative", "never"] = "never"
+    if tracked and bn.track_running_stats:
+        updates = "cumulative" if bn.momentum is None else "ema"
+    return NormSpec(
+        kind="batch",
+        over=("N", "S"),
+        uses="stored" if tracked and not bn.training else "batch",
+        scope="synced" if isinstance(bn, nn.SyncBatchNorm) else "local",
+        updates=updates,
+        affine=_affine(bn),
+        eps=bn.eps,
+        momentum=bn.momentum,
+        num_features=bn.num_features,
+    )
+
+
+@_describe.register
+def _(bn: ours.BatchNorm) -> NormSpec:
+    spec = _describe.dispatch(_BatchNorm)(bn)
+    assert spec is not None
+    return replace(spec, activation=bn.activation)
+
+
+@_describe.register
+def _(bn: ours.PositionBatchNorm2d) -> NormSpec:
+    spec = _describe.dispatch(ours.BatchNorm)(bn)
+    assert spec is not None
+    return replace(spec, over=("N",))
+
+
+@_describe.register
+def _(norm: _InstanceNorm) -> NormSpec:
+    tracked = norm.running_mean is not None
+    return NormSpec(
+        kind="instance",
+        over=("S",),
+        uses="stored" if tracked and not norm.training else "batch",
+        updates="ema" if tracked else "never",
+        affine=_affine(norm),
+        eps=norm.eps,
+        momentum=norm.momentum if tracked else None,
+        num_features=norm.num_features,
+    )
+
+
+@_describe.register
+def _(norm: nn.GroupNorm) -> NormSpec:
+    return NormSpec(
+        kind="group",
+        over=("G", "S"),
+        uses="batch",
+        affine=_affine(norm),
+        eps=norm.eps,
+        num_features=norm.num_channels,
+        num_groups=norm.num_groups,
+    )
+
+
+@_describe.register
+def _(norm: nn.LayerNorm) -> NormSpec:
+    return NormSpec(kind="layer", over=("C",), uses="batch", affine=_affine(norm), eps=norm.eps)
+
+
+@_describe.register
+def _(norm: nn.RMSNorm) -> NormSpec:
+    return NormSpec(kind="rms", over=("C",), uses="batch", affine=_affine(norm), eps=norm.eps)
+
+
+@_describe.register(nn.LocalResponseNorm)
+@_describe.register(nn.CrossMapLRN2d)
+def _(norm: nn.LocalResponseNorm | nn.CrossMapLRN2d) -> NormSpec:
+    return NormSpec(kind="local-response", over=("G",), uses="batch", affine=False, eps=None)
+
+
+def _describe_frozen(module: nn.Module) -> NormSpec:
+    return NormSpec(
+        kind="batch",
+        over=("N", "S"),
+        uses="stored",
+        affine=_affine(module),
+        eps=getattr(module, "eps", None),
+        num_features=dict(module.named_buffers())["running_mean"].numel(),
+    )
+
+
+def _looks_frozen(module: nn.Module) -> bool:
+    """Whether a module has the buffers of a BatchNorm, and nothing to train."""
+    buffers = {name for name, _ in module.named_buffers(recurse=False)}
+    frozen = {"weight", "bias", "running_mean", "running_var"}
+    return frozen <= buffers <= frozen | {"num_batches_tracked"} and not any(
+        True for _ in module.parameters(recurse=False)
+    )
+
+
+def _affine(module: nn.Module) -> bool | Literal["scale", "shift"]:
+    scale = getattr(module, "weight", None) is not None
+    shift = getattr(module, "bias", None) is not None
+    if scale == shift:
+        return scale
+    return "scale" if scale else "shift"
+
+
+_ACTIVATION_CLASSES = {
+    nn.ReLU: "relu",
+    nn.LeakyReLU: "leaky_relu",
+    nn.SiLU: "silu",
+    nn.GELU: "gelu",
+    nn.Sigmoid: "sigmoid",
+    nn.Tanh: "tanh",
+}
+
+
+def _activation_within(module: nn.Module) -> str | None:
+    """The activation of a foreign subclass: a child module (timm), or a name it keeps (inplace_abn)."""
+    for child in module.children():
+        if not isinstance(child, nn.Identity | nn.Dropout):
+            return _ACTIVATION_CLASSES.get(type(child), type(child).__name__)
+    name = getattr(module, "activation", None)
+    return name if isinstance(name, str) and name in ACTIVATIONS else None
