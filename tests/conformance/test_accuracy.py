@@ -1,0 +1,53 @@
+"""Never further from float64 than torch's own layer on the same input, and far closer where torch is weak."""
+
+import pytest
+import torch
+
+from cases import TWINS
+
+LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def measure(layer, x, dy):
+    """Everything one training step computes, by name."""
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    y = layer(x)
+    y.backward(dy.to(y.dtype))
+    found = {"output": y.detach(), "dx": x.grad}
+    found |= {f"d{name}": p.grad for name, p in layer.named_parameters()}
+    found |= {name: b for name, b in layer.named_buffers() if b.is_floating_point()}
+    return {name: t.double() for name, t in found.items()}
+
+
+def layouts(case):
+    return ["contiguous", *(["channels_last"] if len(case.shape) in LAYOUTS else [])]
+
+
+ROWS = [
+    pytest.param(case, dtype, layout, mean, id=f"{case}-{str(dtype)[6:]}-{layout}-{mean:g}")
+    for case in TWINS
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    for layout in layouts(case)
+    for mean in (0.3, 1e4)
+]
+
+
+@pytest.mark.parametrize(("case", "dtype", "layout", "mean"), ROWS)
+def test_never_further_from_float64_than_torch(case, dtype, layout, mean, record_property):
+    shape = tuple(6 * n if d in case.free else n for d, n in enumerate(case.shape))
+    ours = case.layer(dtype)
+    theirs = case.torch_layer(ours)
+    exact = case.torch_layer(ours).double()
+    x, dy = case.input(dtype, mean, shape), torch.randn(shape, dtype=torch.float64).to(dtype)
+    reference = measure(exact, x.double(), dy.double())
+    if layout == "channels_last":
+        x, dy = (t.contiguous(memory_format=LAYOUTS[t.dim()]) for t in (x, dy))
+    found, torchs = measure(ours, x, dy), measure(theirs, x, dy)
+    for what, truth in reference.items():
+        our_error = (found[what] - truth).abs().max().item()
+        torch_error = (torchs[what] - truth).abs().max().item()
+        kind = "statistics" if what.startswith("running") else "gradients" if what[0] == "d" else what
+        record_property("accuracy", (kind, str(dtype)[6:], layout, f"{mean:g}", torch_error, our_error))
+        assert our_error <= torch_error, what
+        if mean > 1e3 and dtype == torch.float32 and layout == "channels_last" and what == "output":
+            assert our_error <= torch_error / 10

@@ -1,0 +1,51 @@
+"""Each floating type in, the same type out; statistics never in less than float32."""
+
+import pytest
+import torch
+
+from cases import CASES
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_type_is_kept_and_rounded_once(case, dtype, training):
+    layer = case.layer(dtype, training)
+    exact = case.build().double().train(training)
+    exact.load_state_dict(layer.state_dict())
+    x = case.input(dtype).requires_grad_()
+    y = layer(x)
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    wide = x.detach().double().requires_grad_()
+    z = exact(wide)
+    z.backward(dy.double())
+    assert y.dtype == x.grad.dtype == dtype
+    assert {p.grad.dtype for p in layer.parameters()} <= {dtype}
+    half_ulp = 0.505 * torch.finfo(dtype).eps
+    tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps + 1e-12
+    torch.testing.assert_close(y.double(), z, rtol=half_ulp, atol=tiny)
+    torch.testing.assert_close(x.grad.double(), wide.grad, rtol=half_ulp, atol=tiny)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_half_input_with_float32_state(case, dtype):
+    """What autocast hands a layer: half precision activations, float32 parameters and buffers."""
+    layer = case.layer(torch.float32)
+    x = case.input(dtype).requires_grad_()
+    y = layer(x)
+    y.float().sum().backward()
+    assert y.dtype == x.grad.dtype == dtype
+    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
+    assert all(b.dtype == torch.float32 for b in layer.buffers() if b.is_floating_point())
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_large_half_values_do_not_overflow(case):
+    """Squares and sums of float16 values leave its range at once: they must never be taken in it."""
+    layer = case.layer(torch.float32)
+    x = (case.input(torch.float32) * 2e4).clamp(-6e4, 6e4).half()
+    assert layer(x).isfinite().all()

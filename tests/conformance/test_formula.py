@@ -1,0 +1,34 @@
+"""Every layer computes its paper's formula, in training and in evaluation."""
+
+import numpy as np
+import pytest
+import torch
+
+import formulas
+from cases import CASES
+
+
+@pytest.mark.parametrize("mean", [0.3, 1e4])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_float64_agrees_with_the_formula(case, training, mean):
+    layer, x = case.layer(torch.float64, training), case.input(torch.float64, mean)
+    expected = case.formula(layer, x).astype(np.float64)
+    # The mean itself is known to 1e-16 of its size, and the output cannot be closer than that.
+    tolerance = 1e-15 * (10 + 2 * mean)
+    np.testing.assert_allclose(layer(x).detach().numpy(), expected, rtol=1e-13, atol=tolerance)
+
+
+@pytest.mark.parametrize("mean", [0.3, 1e4])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_float32_is_the_formula_rounded_once(case, training, mean):
+    layer, x = case.layer(torch.float32, training), case.input(torch.float32, mean)
+    expected = torch.from_numpy(case.formula(layer, x).astype(np.float64))
+    ulp = torch.finfo(torch.float32).eps
+    torch.testing.assert_close(layer(x).detach().double(), expected, rtol=0.51 * ulp, atol=1e-9)
+
+
+def test_the_formulas_are_not_ours():
+    with open(formulas.__file__) as source:
+        assert "normkit" not in source.read()
