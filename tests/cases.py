@@ -37,9 +37,13 @@ class Case:
         return twin
 
     def input(
-        self, dtype: torch.dtype = torch.float32, mean: float = 0.3, shape: tuple[int, ...] | None = None
+        self,
+        dtype: torch.dtype = torch.float32,
+        mean: float = 0.3,
+        std: float = 1.3,
+        shape: tuple[int, ...] | None = None,
     ) -> Tensor:
-        return (torch.randn(shape or self.shape, dtype=torch.float64) * 1.3 + mean).to(dtype)
+        return (torch.randn(shape or self.shape, dtype=torch.float64) * std + mean).to(dtype)
 
 
 def state_tensors(layer: nn.Module):

@@ -42,7 +42,7 @@ class AccuracyTable:
     def pytest_terminal_summary(self, terminalreporter):
         if not self.worst:
             return
-        terminalreporter.section("worst error against float64 over the conformance inputs, one training step")
+        terminalreporter.section("worst error against float64 over the conformance inputs, training and evaluation")
         line = "{:<18}{:<10}{:<15}{:>8}{:>12}{:>12}".format
         terminalreporter.write_line(line("of the", "type", "layout", "mean", "torch", "normkit"))
         for (what, *row), errors in sorted(self.worst.items()):

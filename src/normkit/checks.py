@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normkit.activations import check_activation
 from normkit.errors import ArgumentError, DtypeError, NonFiniteError, NormkitError, ShapeError
+from normkit.kernels.context import is_exporting
 from normkit.moments import Moments
 
 NonFinite = Literal["propagate", "raise", "skip-update"]
@@ -34,6 +35,8 @@ def options(eps: float, momentum: float | Tensor | None, activation: str | None,
 
 def batch_input(x: Tensor, who: str, features: Sequence[int], ranks: Sequence[int]) -> None:
     """Check rank, channels (and positions, where statistics are per position) and type of a batch norm's input."""
+    if is_exporting():
+        return  # the sizes of a recorded graph are not this input's; torch.jit.trace warns when they are read
     if not x.is_floating_point():
         raise DtypeError(f"{who} needs a floating point input; got {x.dtype}. Convert it first: x.float().")
     if x.dim() in ranks and tuple(x.shape[1 : 1 + len(features)]) == tuple(features):

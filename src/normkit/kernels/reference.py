@@ -1,7 +1,8 @@
 """Plain torch, on any device: what every faster kernel must agree with.
 
-Shapes follow one convention. `over` names the dimensions that share statistics; statistics keep those dimensions with
-size 1; weight, bias and mask broadcast against x. Batch, instance, group and layer normalization differ in nothing else.
+Shapes follow one convention. `over` names the dimensions that share statistics; statistics keep those dimensions
+with size 1; weight, bias and mask broadcast against x. Batch, instance, group and layer normalization differ in nothing
+else.
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ def normalize(
     activation: str | None,
 ) -> tuple[Tensor, Moments]:
     """Return activation((x - mean) / sqrt(var + eps) * weight + bias + residual) and the moments it used."""
-    m = moments(x, over, mask)
+    wide = x.to(working_dtype(x))  # once: two casts would round the two parts of the gradient apart
+    m = moments(wide, over, mask)
     scale, _ = scale_shift(m, weight, None, eps)
-    z = (x.to(m.mean.dtype) - m.mean) * scale
+    z = (wide - m.mean) * scale
     return _finish(z, bias, residual, activation).to(x.dtype), m
 
 

@@ -1,0 +1,24 @@
+"""Under autocast a layer keeps the type that the operator before it chose, as torch's does."""
+
+import pytest
+import torch
+from torch import nn
+
+from cases import CASES
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_autocast(case, training):
+    layer = case.layer(training=training)
+    before = nn.Linear(case.shape[-1], case.shape[-1])
+    x = case.input()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = before(x)
+        y = layer(hidden)
+        plain = layer(x)
+    assert hidden.dtype == y.dtype == torch.bfloat16
+    assert plain.dtype == torch.float32
+    y.float().sum().backward()
+    assert before.weight.grad.dtype == torch.float32
+    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())

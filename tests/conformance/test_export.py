@@ -1,0 +1,47 @@
+"""torch.export and ONNX carry each layer; what runs there gives what ran here."""
+
+import copy
+import logging
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from cases import CASES
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_torch_export(case, training):
+    layer, x = case.layer(training=training), case.input()
+    program = torch.export.export(copy.deepcopy(layer), (x,)).module()
+    torch.testing.assert_close(program(x), layer(x), rtol=1e-5, atol=1e-5)
+    for name, b in layer.named_buffers():
+        torch.testing.assert_close(program.get_buffer(name), b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.*", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # sizes become constants, as in torch's own layers
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_onnx_in_onnxruntime(case, dynamo, tmp_path):
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)
+    layer, x = case.layer(training=False), case.input()
+    path = tmp_path / "layer.onnx"
+    torch.onnx.export(nn.Sequential(layer).eval(), (x,), path, dynamo=dynamo, verbose=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert y.dtype == np.float32
+    np.testing.assert_allclose(y, layer(x).detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fx_sees_one_module(case, training):
+    layer, x = case.layer(training=training), case.input()
+    traced = torch.fx.symbolic_trace(nn.Sequential(copy.deepcopy(layer)))
+    calls = [node for node in traced.graph.nodes if node.op == "call_module"]
+    assert [traced.get_submodule(node.target).__class__ for node in calls] == [type(layer)]
+    assert torch.equal(traced(x), layer(x))
