@@ -29,7 +29,7 @@ def _relu_slope(z: Tensor) -> Tensor:
 
 
 def _leaky_slope(z: Tensor) -> Tensor:
-    return torch.where(z <= 0, LEAKY_SLOPE, 1.0).to(z.dtype)
+    return torch.ones_like(z).masked_fill(z <= 0, LEAKY_SLOPE)
 
 
 def _silu_slope(z: Tensor) -> Tensor:
