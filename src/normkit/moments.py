@@ -32,28 +32,34 @@ class Moments(NamedTuple):
         so nothing cancels. Moments of no values, whatever they hold, change nothing.
         """
         n = self.count + other.count
+        mine, theirs = self, other
         if isinstance(n, Tensor):
-            share = (other.count / n.clamp(min=1)).to(self.mean.dtype)
+            # No weight of zero removes a NaN: an empty side takes the other's values, and then weighs nothing.
+            mine = self._where_empty(other)
+            theirs = other._where_empty(self)
+            n_float = n.clamp(min=1).to(self.mean.dtype)
         elif other.count == 0:
             return self
         elif self.count == 0:
             return other
         else:
-            share = torch.as_tensor(other.count / n, dtype=self.mean.dtype, device=self.mean.device)
-        gap = other.mean - self.mean
-        mean = torch.lerp(self.mean, other.mean, share)
-        var = torch.lerp(self.var, other.var, share) + gap.square() * (share * (1 - share))
-        # An empty side may hold NaN, which no weight of zero removes: take the other side as it is.
-        mean = torch.where(share == 0, self.mean, torch.where(share == 1, other.mean, mean))
-        var = torch.where(share == 0, self.var, torch.where(share == 1, other.var, var))
+            n_float = torch.as_tensor(n, dtype=self.mean.dtype, device=self.mean.device)
+        my_share, their_share = self.count / n_float, other.count / n_float
+        gap = theirs.mean - mine.mean
+        mean = torch.lerp(mine.mean, theirs.mean, their_share)
+        var = my_share * mine.var + their_share * theirs.var + my_share * their_share * gap.square()
         return Moments(mean, var, n)
+
+    def _where_empty(self, other: Moments) -> Moments:
+        empty = torch.as_tensor(self.count == 0, device=self.mean.device)
+        return Moments(torch.where(empty, other.mean, self.mean), torch.where(empty, other.var, self.var), self.count)
 
     @property
     def unbiased_var(self) -> Tensor:
         """The variance with Bessel's correction, n / (n - 1): what running statistics store."""
         if isinstance(self.count, Tensor):
             n = self.count.to(self.var.dtype)
-            return self.var * (n / (n - 1))
+            return self.var * (n / (n - 1).clamp(min=0))
         return self.var * (self.count / (self.count - 1)) if self.count > 1 else self.var * torch.inf
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normkit.activations import ACTIVATIONS
@@ -84,7 +85,7 @@ def _(bn: _BatchNorm) -> NormSpec:
         updates=updates,
         affine=_affine(bn),
         eps=bn.eps,
-        momentum=bn.momentum,
+        momentum=None if updates == "never" else bn.momentum,
         num_features=bn.num_features,
     )
 
@@ -106,14 +107,15 @@ def _(bn: ours.PositionBatchNorm2d) -> NormSpec:
 @_describe.register
 def _(norm: _InstanceNorm) -> NormSpec:
     tracked = norm.running_mean is not None
+    moving = tracked and norm.track_running_stats and norm.momentum is not None  # torch takes None for 0 here
     return NormSpec(
         kind="instance",
         over=("S",),
         uses="stored" if tracked and not norm.training else "batch",
-        updates="ema" if tracked else "never",
+        updates="ema" if moving else "never",
         affine=_affine(norm),
         eps=norm.eps,
-        momentum=norm.momentum if tracked else None,
+        momentum=norm.momentum if moving else None,
         num_features=norm.num_features,
     )
 
@@ -162,9 +164,7 @@ def _looks_frozen(module: nn.Module) -> bool:
     """Whether a module has the buffers of a BatchNorm, and nothing to train."""
     buffers = {name for name, _ in module.named_buffers(recurse=False)}
     frozen = {"weight", "bias", "running_mean", "running_var"}
-    return frozen <= buffers <= frozen | {"num_batches_tracked"} and not any(
-        True for _ in module.parameters(recurse=False)
-    )
+    return frozen <= buffers <= frozen | {"num_batches_tracked"} and next(module.parameters(), None) is None
 
 
 def _affine(module: nn.Module) -> bool | Literal["scale", "shift"]:
@@ -175,20 +175,27 @@ def _affine(module: nn.Module) -> bool | Literal["scale", "shift"]:
     return "scale" if scale else "shift"
 
 
-_ACTIVATION_CLASSES = {
-    nn.ReLU: "relu",
-    nn.LeakyReLU: "leaky_relu",
-    nn.SiLU: "silu",
-    nn.GELU: "gelu",
-    nn.Sigmoid: "sigmoid",
-    nn.Tanh: "tanh",
+# Written as torch prints them, so that another slope or approximation is another activation.
+_PRINTED = {
+    repr(torchs): name
+    for torchs, name in (
+        (nn.ReLU(), "relu"),
+        (nn.ReLU(inplace=True), "relu"),
+        (nn.LeakyReLU(), "leaky_relu"),
+        (nn.LeakyReLU(inplace=True), "leaky_relu"),
+        (nn.SiLU(), "silu"),
+        (nn.SiLU(inplace=True), "silu"),
+        (nn.GELU(), "gelu"),
+        (nn.Sigmoid(), "sigmoid"),
+        (nn.Tanh(), "tanh"),
+    )
 }
 
 
 def _activation_within(module: nn.Module) -> str | None:
     """The activation of a foreign subclass: a child module (timm), or a name it keeps (inplace_abn)."""
-    for child in module.children():
-        if not isinstance(child, nn.Identity | nn.Dropout):
-            return _ACTIVATION_CLASSES.get(type(child), type(child).__name__)
-    name = getattr(module, "activation", None)
-    return name if isinstance(name, str) and name in ACTIVATIONS else None
+    for name, child in module.named_children():
+        if name != "parametrizations" and not isinstance(child, nn.Identity | _DropoutNd):
+            return _PRINTED.get(repr(child), type(child).__name__)
+    kept = getattr(module, "activation", None)
+    return kept if isinstance(kept, str) and kept in ACTIVATIONS else None
