@@ -44,7 +44,8 @@ def batch_input(x: Tensor, who: str, features: Sequence[int], ranks: Sequence[in
     if len(features) > 1:
         needed = f"(N, {', '.join(map(str, features))})"
     else:
-        needed = " or ".join(f"({_AXES[r].format(c=features[0] if features else 'C')})" for r in ranks if r in _AXES)
+        channels = features[0] if features else "C"
+        needed = " or ".join(f"({_AXES.get(r, 'N, {c}, ...').format(c=channels)})" for r in ranks)
     hint = "Check the number of channels."
     if x.dim() not in ranks:
         hint = "A single example? Add the batch dimension with x.unsqueeze(0)."

@@ -52,9 +52,11 @@ def batch_norm(
                 "To normalise with the batch's own statistics, pass training=True."
             )
         return normalize_stored(input, stored, weight, bias, eps, activation=activation, residual=residual, mask=mask)
+    features = _features(input, running_mean, weight, bias)
+    checks.one_per_channel(running_var, "running_var", "batch_norm", features)
     y, batch = normalize_batch(
         input,
-        _features(input, running_mean, weight, bias),
+        features,
         weight,
         bias,
         eps,
@@ -87,9 +89,11 @@ def batch_norm_update(
     buffers, Moments(running_mean, running_var, num_batches_tracked); momentum None averages over all batches so far.
     """
     checks.options(eps, momentum, activation, nonfinite)
+    features = moments.mean.shape
+    checks.one_per_channel(moments.var, "moments.var", "batch_norm_update", features)
     y, batch = normalize_batch(
         input,
-        _features(input, moments.mean, weight, bias),
+        features,
         weight,
         bias,
         eps,

@@ -35,20 +35,20 @@ class Moments(NamedTuple):
         mine, theirs = self, other
         if isinstance(n, Tensor):
             # No weight of zero removes a NaN: an empty side takes the other's values, and then weighs nothing.
-            mine = self._where_empty(other)
-            theirs = other._where_empty(self)
-            n_float = n.clamp(min=1).to(self.mean.dtype)
+            mine, theirs = self._where_empty(other), other._where_empty(self)
+            n = n.clamp(min=1)
         elif other.count == 0:
             return self
         elif self.count == 0:
             return other
-        else:
-            n_float = torch.as_tensor(n, dtype=self.mean.dtype, device=self.mean.device)
-        my_share, their_share = self.count / n_float, other.count / n_float
+        wide = torch.promote_types(self.mean.dtype, torch.float32)
+        my_share, their_share = (
+            torch.as_tensor(count, dtype=wide, device=self.mean.device) / n for count in (self.count, other.count)
+        )
         gap = theirs.mean - mine.mean
-        mean = torch.lerp(mine.mean, theirs.mean, their_share)
+        mean = torch.lerp(mine.mean.to(wide), theirs.mean.to(wide), their_share)
         var = my_share * mine.var + their_share * theirs.var + my_share * their_share * gap.square()
-        return Moments(mean, var, n)
+        return Moments(mean, var, self.count + other.count)
 
     def _where_empty(self, other: Moments) -> Moments:
         empty = torch.as_tensor(self.count == 0, device=self.mean.device)
@@ -87,6 +87,8 @@ def population(batches: Iterable[Moments], method: Literal["pooled", "paper"] = 
         total = reduce(Moments.merge, seen)
         return total._replace(var=total.unbiased_var)
     if method == "paper":
+        if any(isinstance(m.count, int) and m.count < 2 for m in seen):
+            raise ArgumentError('method "paper" needs batches of more than 1 value, to have a variance; use "pooled".')
         mean = torch.stack([m.mean for m in seen]).mean(0)
         var = torch.stack([m.unbiased_var for m in seen]).mean(0)
         return Moments(mean, var, sum(m.count for m in seen))

@@ -116,6 +116,8 @@ def test_an_unknown_activation_names_the_nearest():
 def test_an_unknown_affine_or_nonfinite():
     with pytest.raises(nk.ArgumentError, match=r"affine must be .*got 'gamma'"):
         nk.BatchNorm2d(3, affine="gamma")
+    with pytest.raises(nk.ArgumentError, match=r"bias alone; got bias=False"):
+        nk.BatchNorm2d(3, affine="shift", bias=False)
     with pytest.raises(nk.ArgumentError, match='nonfinite must be one of "propagate", "raise", "skip-update"; got'):
         nk.BatchNorm2d(3, nonfinite="ignore")
 
@@ -134,6 +136,11 @@ def test_the_function_refuses_what_the_layers_refuse():
         "weight of shape .3,.*got .4,": lambda: F.batch_norm(x, stat, stat, torch.ones(4)),
         "bias of shape .3,.*got .4,": lambda: F.batch_norm(x, stat, stat, None, torch.ones(4), training=True),
         "running_var of shape .3,.*got .2,": lambda: F.batch_norm(x, stat, torch.ones(2)),
+        "running_var of shape .3,.*got .2, 3": lambda: F.batch_norm(x, stat, torch.ones(2, 3), training=True),
+        "moments.var of shape .3,.*got .4,": lambda: F.batch_norm_update(x, nk.Moments(stat, torch.ones(4), 0)),
+        "needs .N, 4, .*got .2, 3, 1, 1, 1, 1": lambda: F.batch_norm(
+            torch.ones(2, 3, 1, 1, 1, 1), *[torch.ones(4)] * 2
+        ),
         "more than 1 value": lambda: F.batch_norm_update(x[:1, :, :1], nk.Moments(stat, stat, 0)),
         "batch_moments needs": lambda: F.batch_moments(torch.randn(3)),
     }.items():

@@ -58,6 +58,8 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
         checks.options(eps, momentum, activation, nonfinite)
         if affine not in (True, False, "scale", "shift"):
             raise ArgumentError(f'affine must be True, False, "scale" or "shift"; got {affine!r}.')
+        if affine == "shift" and not bias:
+            raise ArgumentError('affine="shift" is a bias alone; got bias=False with it. Use affine=False for neither.')
         super().__init__(num_features, eps, momentum, bool(affine), track_running_stats, device, dtype)
         self.affine = affine  # type: ignore[assignment]
         if affine == "shift":
