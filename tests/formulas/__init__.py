@@ -39,17 +39,3 @@ def affine(layer, xhat, shape):
     if getattr(layer, "bias", None) is not None:
         xhat = xhat + wide(layer.bias).reshape(shape)
     return xhat
-
-
-def batch_norm(layer, x):
-    """Algorithm 1 in training, its stored statistics in evaluation; per channel, or per channel and position."""
-    x = wide(x)
-    per_position = hasattr(layer, "height")
-    over = (0,) if per_position else (0, *range(2, x.ndim))
-    shape = (1, *x.shape[1:]) if per_position else (1, x.shape[1], *[1] * (x.ndim - 2))
-    if layer.training or layer.running_mean is None:
-        mean, var = x.mean(over, keepdims=True), x.var(over, keepdims=True)
-    else:
-        mean, var = wide(layer.running_mean).reshape(shape), wide(layer.running_var).reshape(shape)
-    xhat = (x - mean) / np.sqrt(var + LONG(layer.eps))
-    return activate(affine(layer, xhat, shape), layer.activation)

@@ -1,0 +1,1 @@
+"""The rows of the table, by what their statistics are taken over."""
