@@ -4,12 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help test lint types tests bench clean
+SOURCES := $(VENV)/.sources
+
+.PHONY: help test lint types tests bench clean FORCE
 
 help:  ## what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+# An editable install knows the files that were there: it is renewed when one comes or goes, not when one changes.
+$(SOURCES): FORCE
+	@mkdir -p $(VENV) && find src -name '*.py' | sort > $@.new && { cmp -s $@.new $@ || cp $@.new $@; }
+
+$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

@@ -2,7 +2,7 @@
 
 from case import Case as Case
 from case import randomise_ as randomise_
-from rows import across
+from rows import across, mixed, weights, within
 
-CASES = [*across.ROWS]
+CASES = [*across.ROWS, *within.ROWS, *mixed.ROWS, *weights.ROWS]
 TWINS = [case for case in CASES if case.twin is not None]

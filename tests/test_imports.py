@@ -7,7 +7,7 @@ from pathlib import Path
 
 import normkit
 
-ROOT = Path(normkit.functional.__file__).parent
+ROOT = Path(normkit.__file__).parent
 
 # Each part may import those before it.
 ORDER = [

@@ -2,13 +2,13 @@
 
 Shapes follow one convention. `over` names the dimensions that share statistics; statistics keep those dimensions
 with size 1; weight, bias and mask broadcast against x. Batch, instance, group and layer normalization differ in nothing
-else.
+else, and root-mean-square normalization only in leaving the mean alone.
 """
 
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,15 @@ from normkit.activations import ACTIVATIONS
 from normkit.affine import scale_shift
 from normkit.kernels.context import is_exporting
 from normkit.moments import Moments
+
+
+class Recipe(NamedTuple):
+    """What a normalisation is, beside its tensors."""
+
+    over: tuple[int, ...]
+    eps: float
+    activation: str | None = None
+    centred: bool = True  # False: about zero, not about the mean
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
@@ -36,19 +45,23 @@ def count_values(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None) -
     return mask.expand(x.shape).sum(over, keepdim=True)
 
 
-def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None) -> Moments:
+def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None, centred: bool = True) -> Moments:
     """Mean and biased variance over the dimensions `over`, of the positions where `mask` is true.
 
     Sums are taken about a first estimate of the mean: however far the values lie from zero, nothing cancels.
+    Not centred, the mean is zero and the variance is the mean square.
     """
-    x = x.to(working_dtype(x))
-    x = _masked(x, mask)
+    x = _masked(x.to(working_dtype(x)), mask)
     count = count_values(x, over, mask)
-    shift = x.detach().sum(over, keepdim=True) / count
-    gap = _masked(x - shift, mask).sum(over, keepdim=True) / count
+    n = count.clamp(min=1) if isinstance(count, Tensor) else count
+    if not centred:
+        var = x.square().sum(over, keepdim=True) / n
+        return Moments(torch.zeros_like(var), var, count)
+    shift = x.detach().sum(over, keepdim=True) / n
+    gap = _masked(x - shift, mask).sum(over, keepdim=True) / n
     # Infinity makes the gap NaN; the mean is then the infinity that plain averaging gives.
     mean = shift + gap.nan_to_num(nan=0.0)
-    var = _masked(x - mean, mask).square().sum(over, keepdim=True) / count
+    var = _masked(x - mean, mask).square().sum(over, keepdim=True) / n
     return Moments(mean, var, count)
 
 
@@ -58,21 +71,88 @@ def normalize(
     bias: Tensor | None,
     residual: Tensor | None,
     mask: Tensor | None,
-    over: tuple[int, ...],
-    eps: float,
-    activation: str | None,
+    recipe: Recipe,
 ) -> tuple[Tensor, Moments]:
     """Return activation((x - mean) / sqrt(var + eps) * weight + bias + residual) and the moments it used."""
     wide = x.to(working_dtype(x))  # once: two casts would round the two parts of the gradient apart
-    m = moments(wide, over, mask)
-    scale, _ = scale_shift(m, weight, None, eps)
-    z = (wide - m.mean) * scale
-    return _finish(z, bias, residual, activation).to(x.dtype), m
+    m = moments(wide, recipe.over, mask, recipe.centred)
+    return normalize_with(wide, m, weight, bias, residual, recipe).to(x.dtype), m
+
+
+def normalize_with(
+    wide: Tensor, m: Moments, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, recipe: Recipe
+) -> Tensor:
+    """Return what `normalize` does, with these moments and in the type of `wide`."""
+    scale, _ = scale_shift(m, weight, None, recipe.eps)
+    return finish((wide - m.mean) * scale, bias, residual, recipe.activation)
 
 
 def transform(x: Tensor, scale: Tensor, shift: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:
     """Return activation(x * scale + shift + residual): normalisation with statistics that are already known."""
-    return _finish(x.to(working_dtype(x)) * scale, shift, residual, activation).to(x.dtype)
+    return finish(x.to(working_dtype(x)) * scale, shift, residual, activation).to(x.dtype)
+
+
+def finish(z: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None) -> Tensor:
+    """Return activation(z + bias + residual), of the parts that are there."""
+    if bias is not None:
+        z = z + bias
+    if residual is not None:
+        z = z + residual
+    return z if activation is None else ACTIVATIONS[activation].function(z)
+
+
+class Backward(NamedTuple):
+    """The two halves of a gradient: what is summed, and by what the sums are then spread over x.
+
+    A collective between the halves makes the gradient that of a batch spread over ranks.
+    """
+
+    xhat: Tensor
+    dz: Tensor  # gradient of what enters the activation
+    g: Tensor  # gradient of xhat
+    inverse_std: Tensor
+
+    @staticmethod
+    def of(
+        dy: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        m: Moments,
+        recipe: Recipe,
+    ) -> Backward:
+        """Everything elementwise, before any sum."""
+        inverse_std, _ = scale_shift(m, None, None, recipe.eps)
+        xhat = (x.to(m.mean.dtype) - m.mean) * inverse_std
+        dz = dy.to(m.mean.dtype)
+        if recipe.activation is not None:
+            z = xhat if weight is None else xhat * weight
+            dz = dz * ACTIVATIONS[recipe.activation].slope(finish(z, bias, residual, None))
+        return Backward(xhat, dz, dz if weight is None else dz * weight, inverse_std)
+
+    def sums(self, over: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """The two sums that carry the gradient through mean and variance."""
+        return self.g.sum(over, keepdim=True), (self.g * self.xhat).sum(over, keepdim=True)
+
+    def dx(self, sums: tuple[Tensor, Tensor], count: int | Tensor, mask: Tensor | None, centred: bool) -> Tensor:
+        """The gradient of x:  (g - sum(g) / n - xhat * sum(g * xhat) / n) / sqrt(var + eps).
+
+        Every position's output feels the statistics; only those that the mask counts have made them.
+        """
+        n = count.clamp(min=1) if isinstance(count, Tensor) else count
+        through = sums[1] / n * self.xhat
+        if centred:
+            through = through + sums[0] / n
+        return (self.g - _masked(through, mask)) * self.inverse_std
+
+    def dweight(self, weight: Tensor | None) -> Tensor | None:
+        """The gradient of the weight, in its shape and type."""
+        return None if weight is None else (self.dz * self.xhat).sum_to_size(weight.shape).to(weight.dtype)
+
+    def dbias(self, bias: Tensor | None) -> Tensor | None:
+        """The gradient of the bias, in its shape and type."""
+        return None if bias is None else self.dz.sum_to_size(bias.shape).to(bias.dtype)
 
 
 class Normalize(torch.autograd.Function):
@@ -87,21 +167,19 @@ class Normalize(torch.autograd.Function):
         bias: Tensor | None,
         residual: Tensor | None,
         mask: Tensor | None,
-        over: tuple[int, ...],
-        eps: float,
-        activation: str | None,
+        recipe: Recipe,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute as `normalize` does; mean and variance come along, not differentiable."""
-        y, m = normalize(x, weight, bias, residual, mask, over, eps, activation)
+        y, m = normalize(x, weight, bias, residual, mask, recipe)
         return y, m.mean, m.var
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         """Keep the input and its statistics; the rest is computed again."""
-        x, weight, bias, residual, mask, ctx.over, ctx.eps, ctx.activation = inputs
+        x, weight, bias, residual, mask, ctx.recipe = inputs
         _, mean, var = output
         ctx.mark_non_differentiable(mean, var)
-        if ctx.activation is None:
+        if ctx.recipe.activation is None:
             residual = None  # its gradient is dy, whatever its value
         ctx.save_for_backward(x, weight, bias, residual, mask, mean, var)
         ctx.save_for_forward(x, weight, bias, residual, mask, mean, var)
@@ -110,77 +188,39 @@ class Normalize(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Gradients of x, weight, bias and residual."""
         x, weight, bias, residual, mask, mean, var = ctx.saved_tensors
-        m = Moments(mean, var, count_values(x, ctx.over, mask))
+        over, centred = ctx.recipe.over, ctx.recipe.centred
+        m = Moments(mean, var, count_values(x, over, mask))
         if torch.is_grad_enabled():  # to be differentiated again, the statistics must be functions of x
-            m = moments(x, ctx.over, mask)
-        dx, dweight, dbias, dz = _gradients(
-            grads[0], x, weight, bias, residual, mask, m, ctx.over, ctx.eps, ctx.activation
-        )
-        dresidual = dz.to(grads[0].dtype) if ctx.needs_input_grad[3] else None
-        return dx, dweight, dbias, dresidual, None, None, None, None
+            m = moments(x, over, mask, centred)
+        back = Backward.of(grads[0], x, weight, bias, residual, m, ctx.recipe)
+        dx = back.dx(back.sums(over), m.count, mask, centred).to(x.dtype)
+        dresidual = back.dz.to(grads[0].dtype) if ctx.needs_input_grad[3] else None
+        return dx, back.dweight(weight), back.dbias(bias), dresidual, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None, None]:
         """Forward mode: the change of y along the changes of x, weight, bias and residual."""
         x, weight, bias, residual, mask, *_ = ctx.saved_tensors
         dx, dweight, dbias, dresidual, *_ = tangents
-        m = moments(x, ctx.over, mask)
-        inverse_std, _ = scale_shift(m, None, None, ctx.eps)
+        over, eps, activation, centred = ctx.recipe
+        m = moments(x, over, mask, centred)
+        n = m.count.clamp(min=1) if isinstance(m.count, Tensor) else m.count
+        inverse_std, _ = scale_shift(m, None, None, eps)
         xhat = (x.to(m.mean.dtype) - m.mean) * inverse_std
         dz = torch.zeros_like(xhat)
         if dx is not None:
             du = dx.to(xhat.dtype) * inverse_std
-            mean_change = _masked(du, mask).sum(ctx.over, keepdim=True) / m.count
-            std_change = _masked(du * xhat, mask).sum(ctx.over, keepdim=True) / m.count
-            dxhat = du - mean_change - xhat * std_change
+            dxhat = du - xhat * (_masked(du * xhat, mask).sum(over, keepdim=True) / n)
+            if centred:
+                dxhat = dxhat - _masked(du, mask).sum(over, keepdim=True) / n
             dz = dz + (dxhat if weight is None else dxhat * weight)
         if dweight is not None:
             dz = dz + xhat * dweight
-        dz = _finish(dz, dbias, dresidual, None)
-        if ctx.activation is not None:
-            z = _finish(xhat if weight is None else xhat * weight, bias, residual, None)
-            dz = dz * ACTIVATIONS[ctx.activation].slope(z)
+        dz = finish(dz, dbias, dresidual, None)
+        if activation is not None:
+            z = finish(xhat if weight is None else xhat * weight, bias, residual, None)
+            dz = dz * ACTIVATIONS[activation].slope(z)
         return dz.to(x.dtype), None, None
-
-
-def _gradients(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    mask: Tensor | None,
-    m: Moments,
-    over: tuple[int, ...],
-    eps: float,
-    activation: str | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """Return the gradients of x, weight, bias and of the sum that enters the activation.
-
-    With g = dy * weight:  dx = (g - mean(g) - xhat * mean(g * xhat)) / sqrt(var + eps)
-    Every position's output feels the statistics; only those that the mask counts have made them.
-    """
-    inverse_std, _ = scale_shift(m, None, None, eps)
-    xhat = (x.to(m.mean.dtype) - m.mean) * inverse_std
-    dz = dy.to(m.mean.dtype)
-    if activation is not None:
-        z = xhat if weight is None else xhat * weight
-        dz = dz * ACTIVATIONS[activation].slope(_finish(z, bias, residual, None))
-    g = dz if weight is None else dz * weight
-    through_mean = g.sum(over, keepdim=True) / m.count
-    through_var = (g * xhat).sum(over, keepdim=True) / m.count * xhat
-    dx = (g - _masked(through_mean + through_var, mask)) * inverse_std
-    dweight = None if weight is None else (dz * xhat).sum_to_size(weight.shape).to(weight.dtype)
-    dbias = None if bias is None else dz.sum_to_size(bias.shape).to(bias.dtype)
-    return dx.to(x.dtype), dweight, dbias, dz
-
-
-def _finish(z: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None) -> Tensor:
-    if bias is not None:
-        z = z + bias
-    if residual is not None:
-        z = z + residual
-    return z if activation is None else ACTIVATIONS[activation].function(z)
 
 
 def _masked(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, cast
 
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from normkit import checks, functional
-from normkit.activations import ACTIVATIONS, ActivationName
+from normkit import checks
+from normkit.activations import ActivationName
 from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
-from normkit.kernels.context import is_exporting, is_recomputing
-from normkit.layers._fx import as_leaf
+from normkit.functional import batch as functional
+from normkit.kernels.context import is_recomputing
+from normkit.layers._norm import NormLayer
 from normkit.moments import Moments
 
 Affine = bool | Literal["scale", "shift"]
 
 
-class BatchNorm(nn.modules.batchnorm._BatchNorm):
+class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
     """What the batch norms share: torch's arguments, parameters and buffers, with our arithmetic.
 
     Args:
@@ -79,11 +80,10 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Normalise, with the batch's statistics in training and the stored ones in evaluation."""
-        if isinstance(input, fx.Proxy):
-            return cast(Tensor, as_leaf(self, input, residual=residual, mask=mask))
+        return self._run(input, residual=residual, mask=mask)
+
+    def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
         self._check_input_dim(input)
-        if is_exporting() and self._is_torchs(mask):
-            return self._finish(super().forward(input), residual)
         stored = self._stored()
         if not self.training and stored is not None:
             return functional.normalize_stored(
@@ -97,11 +97,29 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
                 mask=mask,
                 who=self._who(),
             )
-        y, batch = functional.normalize_batch(
+        y, batch = self._normalize_batch(input, residual, mask, stored)
+        if stored is not None and self.training and self.track_running_stats and not is_recomputing():
+            self._update_(stored, batch)
+        return y
+
+    def _normalize_batch(
+        self, input: Tensor, residual: Tensor | None, mask: Tensor | None, stored: Moments | None
+    ) -> tuple[Tensor, Moments]:
+        """Normalise with the batch's statistics, and return those too. Relatives differ here, ..."""
+        return self._normalize_with(input, residual, mask, self.weight, self.bias)
+
+    def _update_(self, stored: Moments, batch: Moments) -> None:
+        """... or here, in what a batch leaves behind."""
+        functional.update_(stored, batch, functional.average_factor(stored, self.momentum), self.nonfinite)
+
+    def _normalize_with(
+        self, input: Tensor, residual: Tensor | None, mask: Tensor | None, weight: Tensor | None, bias: Tensor | None
+    ) -> tuple[Tensor, Moments]:
+        return functional.normalize_batch(
             input,
             self._features(),
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             self.eps,
             activation=self.activation,
             residual=residual,
@@ -109,15 +127,10 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
             nonfinite=self.nonfinite,
             who=self._who(),
         )
-        if stored is not None and self.track_running_stats and not is_recomputing():
-            functional.update_(stored, batch, functional.average_factor(stored, self.momentum), self.nonfinite)
-        return y
 
     def extra_repr(self) -> str:
         """Torch's line, and what is set beyond it."""
-        extras = [f", activation={self.activation}"] if self.activation else []
-        extras += [f", nonfinite={self.nonfinite}"] if self.nonfinite != "propagate" else []
-        return str(super().extra_repr()) + "".join(extras)
+        return super().extra_repr() + (f", nonfinite={self.nonfinite}" if self.nonfinite != "propagate" else "")
 
     def _check_input_dim(self, input: Tensor) -> None:
         checks.batch_input(input, self._who(), self._features(), self._ranks)
@@ -132,16 +145,10 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
         count = self.num_batches_tracked
         return Moments(self.running_mean, self.running_var, 0 if count is None else count)
 
-    def _is_torchs(self, mask: Tensor | None) -> bool:
-        """Whether torch's operator does the same, so that it can stand in an exported graph for other tools to find."""
-        if not self.training:
-            return mask is None
+    def _is_torchs(self, **extras: Any) -> bool:
         # A cumulative average makes torch's layer read a number out of the graph, which no exporter allows.
-        return mask is None and self.nonfinite == "propagate" and self.momentum is not None
-
-    def _finish(self, y: Tensor, residual: Tensor | None) -> Tensor:
-        y = y if residual is None else y + residual
-        return y if self.activation is None else ACTIVATIONS[self.activation].function(y)
+        same_update = self.nonfinite == "propagate" and self.momentum is not None
+        return super()._is_torchs(**extras) and (same_update or not self.training)
 
     def _who(self) -> str:
         return f"{type(self).__name__}({', '.join(map(str, self._features()))})"
@@ -151,18 +158,21 @@ class BatchNorm1d(BatchNorm, nn.BatchNorm1d):
     """Batch normalization of (N, C) or (N, C, L)."""
 
     _ranks = (2, 3)
+    _torch = nn.BatchNorm1d
 
 
 class BatchNorm2d(BatchNorm, nn.BatchNorm2d):
     """Batch normalization of (N, C, H, W)."""
 
     _ranks = (4,)
+    _torch = nn.BatchNorm2d
 
 
 class BatchNorm3d(BatchNorm, nn.BatchNorm3d):
     """Batch normalization of (N, C, D, H, W)."""
 
     _ranks = (5,)
+    _torch = nn.BatchNorm3d
 
 
 class PositionBatchNorm2d(BatchNorm):
@@ -207,9 +217,6 @@ class PositionBatchNorm2d(BatchNorm):
 
     def _features(self) -> tuple[int, ...]:
         return (self.num_features, self.height, self.width)
-
-    def _is_torchs(self, mask: Tensor | None) -> bool:
-        return False
 
     def extra_repr(self) -> str:
         """Torch's line, with height and width."""

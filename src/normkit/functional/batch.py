@@ -1,4 +1,4 @@
-"""Stateless normalization: torch's signatures, and pure forms that return the new statistics."""
+"""Statistics across examples."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from normkit.affine import scale_shift
 from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
 from normkit.kernels import reference, select
+from normkit.kernels.reference import Recipe
 from normkit.moments import Moments, ema
-
-__all__ = ["batch_moments", "batch_norm", "batch_norm_update"]
 
 
 def batch_norm(
@@ -132,17 +131,15 @@ def normalize_batch(
 ) -> tuple[Tensor, Moments]:
     """Return the normalised batch and its moments, of shape `features` and detached. Writes nothing."""
     mask = _check_batch(x, features, weight, bias, residual, mask, who)
-    over = _over(x, features)
-    checks.enough_values(reference.count_values(x, over, mask), x, who)
+    recipe = Recipe(_over(x, features), eps, activation)
+    checks.enough_values(reference.count_values(x, recipe.over, mask), x, who)
     y, kept = select.normalize(
         x,
-        over=over,
+        recipe,
         weight=_broadcast(weight, x, features),
         bias=_broadcast(bias, x, features),
         residual=residual,
         mask=mask,
-        eps=eps,
-        activation=activation,
     )
     batch = _per_channel(kept, features)
     if nonfinite == "raise":

@@ -1,0 +1,47 @@
+"""What every norm layer shares: how it meets tracers and exporters, and what follows the normalisation."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+from torch import Tensor, fx, nn
+
+from normkit.kernels.context import is_exporting
+from normkit.kernels.reference import finish
+
+
+class NormLayer(nn.Module):
+    """A layer computes in `_compute`; its `forward` names the tensors it takes and hands them to `_run`."""
+
+    activation: str | None = None
+    _torch: ClassVar[type[nn.Module] | None] = None
+    """Torch's class of the same function, if there is one: its operator stands for us in graphs made for others."""
+
+    def _run(self, input: Tensor, *, residual: Tensor | None = None, **extras: Any) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return cast(Tensor, _as_leaf(self, input, residual=residual, **extras))
+        if self._torch is not None and is_exporting() and self._is_torchs(**extras):
+            return finish(self._torch.forward(self, input), None, residual, self.activation)
+        return self._compute(input, residual=residual, **extras)
+
+    def _compute(self, input: Tensor, *, residual: Tensor | None, **extras: Any) -> Tensor:
+        raise TypeError(f"{type(self).__name__} must define _compute")
+
+    def _is_torchs(self, **extras: Any) -> bool:
+        """Whether torch's operator would do the same now, so that other tools may find it in our place."""
+        return all(value is None for value in extras.values())
+
+    def extra_repr(self) -> str:
+        """Torch's line, and the activation."""
+        parts = [str(super().extra_repr()), f"activation={self.activation}" if self.activation else ""]
+        return ", ".join(filter(None, parts))
+
+
+def _as_leaf(layer: nn.Module, input: fx.Proxy, **extras: Any) -> fx.Proxy:
+    """Record a call of the whole layer in a torch.fx graph, as the default tracer does for modules that torch defines.
+
+    It looks inside all others, where the checks of a layer ask a proxy for the shape it does not have.
+    """
+    given = {name: value for name, value in extras.items() if value is not None}
+    path = input.tracer.path_of_module(layer)  # type: ignore[attr-defined]
+    return input.tracer.create_proxy("call_module", path, (input,), given)

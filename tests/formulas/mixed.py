@@ -1,0 +1,1 @@
+"""Layers whose arithmetic is their own: whitening, EvoNorm, switchable and moving-average norms."""

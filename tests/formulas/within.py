@@ -1,0 +1,1 @@
+"""Statistics within an example."""
