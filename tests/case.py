@@ -19,6 +19,8 @@ class Case:
     twin: Callable[..., nn.Module] | None = None  # torch's layer of the same function and state
     option: str = ""
     free: tuple[int, ...] = field(default=())  # dimensions of the input that may have any size
+    exact: bool = True  # whether only the last rounding shows; not where a convolution does the work
+    stops_gradient: bool = False  # by the paper, so that its gradient is not its output's derivative
 
     def __str__(self) -> str:
         return f"{self.name}-{self.option}" if self.option else self.name
@@ -41,6 +43,10 @@ class Case:
         shape: tuple[int, ...] | None = None,
     ) -> Tensor:
         return (torch.randn(shape or self.shape, dtype=torch.float64) * std + mean).to(dtype)
+
+    def slack(self, expected: Tensor, dtype: torch.dtype = torch.float32) -> float:
+        """What the sums of a convolution in this type may be off by, beyond the last rounding; nothing elsewhere."""
+        return 0.0 if self.exact else 4 * torch.finfo(dtype).eps * expected.detach().abs().max().item()
 
 
 def state_tensors(layer: nn.Module):

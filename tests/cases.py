@@ -2,7 +2,7 @@
 
 from case import Case as Case
 from case import randomise_ as randomise_
-from rows import across, mixed, weights, within
+from rows import across, mixed, relatives, weights, within
 
-CASES = [*across.ROWS, *within.ROWS, *mixed.ROWS, *weights.ROWS]
+CASES = [*across.ROWS, *relatives.ROWS, *within.ROWS, *mixed.ROWS, *weights.ROWS]
 TWINS = [case for case in CASES if case.twin is not None]

@@ -33,12 +33,17 @@ def options(eps: float, momentum: float | Tensor | None, activation: str | None,
         raise ArgumentError(f"nonfinite must be one of {known}; got {nonfinite!r}.")
 
 
+def tracked(track_running_stats: bool, who: str) -> None:
+    """Check that a layer which lives by its running statistics has them."""
+    if not track_running_stats:
+        raise ArgumentError(f"{who} needs its running statistics; got track_running_stats=False.")
+
+
 def batch_input(x: Tensor, who: str, features: Sequence[int], ranks: Sequence[int]) -> None:
     """Check rank, channels (and positions, where statistics are per position) and type of a batch norm's input."""
     if is_exporting():
         return  # the sizes of a recorded graph are not this input's; torch.jit.trace warns when they are read
-    if not x.is_floating_point():
-        raise DtypeError(f"{who} needs a floating point input; got {x.dtype}. Convert it first: x.float().")
+    floating(x, who)
     if x.dim() in ranks and tuple(x.shape[1 : 1 + len(features)]) == tuple(features):
         return
     if len(features) > 1:
@@ -54,11 +59,66 @@ def batch_input(x: Tensor, who: str, features: Sequence[int], ranks: Sequence[in
     raise ShapeError(f"{who} needs {needed}; got {tuple(x.shape)}. {hint}")
 
 
-def one_per_channel(t: Tensor | None, name: str, who: str, features: Sequence[int]) -> None:
+def floating(x: Tensor, who: str) -> None:
+    """Check that there is something to divide."""
+    if not x.is_floating_point():
+        raise DtypeError(f"{who} needs a floating point input; got {x.dtype}. Convert it first: x.float().")
+
+
+def last_dimensions(x: Tensor, who: str, shape: Sequence[int]) -> None:
+    """Check the input of a norm over the last dimensions."""
+    if is_exporting():
+        return
+    floating(x, who)
+    if tuple(x.shape[max(0, x.dim() - len(shape)) :]) == tuple(shape):
+        return
+    hint = "Check the normalized shape."
+    if x.dim() > 2 and x.shape[1] == shape[-1]:
+        hint = "Channels in dimension 1? Move them with x.movedim(1, -1), or use GroupNorm with one group."
+    raise ShapeError(f"{who} needs (..., {', '.join(map(str, shape))}); got {tuple(x.shape)}. {hint}")
+
+
+def instance_input(x: Tensor, who: str, channels: int, rank: int) -> None:
+    """Check an instance norm's input: a batch of `rank` dimensions, or one example without the first."""
+    if is_exporting():
+        return
+    floating(x, who)
+    if x.dim() in (rank - 1, rank) and x.shape[1 - rank] == channels:
+        return
+    batch = _AXES[rank].format(c=channels)
+    hint = "Check the number of channels."
+    if x.dim() not in (rank - 1, rank):
+        hint = "Check the number of dimensions."
+    elif x.shape[-1] == channels:
+        hint = "Channels in the last dimension? Move them to the front of the positions with x.movedim."
+    raise ShapeError(f"{who} needs ({batch}) or ({batch.removeprefix('N, ')}); got {tuple(x.shape)}. {hint}")
+
+
+def normalized_shape(shape: int | Sequence[int], who: str) -> tuple[int, ...]:
+    """Return the sizes of the last dimensions that share statistics, as a tuple."""
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not sizes or min(sizes) < 1:
+        raise ArgumentError(
+            f"{who} needs a normalized_shape of one or more positive sizes, those of the last dimensions; got {shape}."
+        )
+    return sizes
+
+
+def groups(divisor: int, num_channels: int, who: str, name: str = "num_groups") -> None:
+    """Check that groups of channels come out even, whether their number is given or their size."""
+    if divisor < 1 or num_channels % divisor:
+        fitting = [g for g in range(1, num_channels + 1) if num_channels % g == 0]
+        raise ArgumentError(
+            f"{who}: {name} must divide the {num_channels} channels; got {divisor}. "
+            f"Use one of {', '.join(map(str, fitting))}."
+        )
+
+
+def one_per_channel(t: Tensor | None, name: str, who: str, features: Sequence[int], each: str = "channel") -> None:
     """Check the shape of a weight, bias or running statistic."""
     if t is not None and tuple(t.shape) != tuple(features):
         raise ShapeError(
-            f"{who} needs a {name} of shape {tuple(features)}, one value per channel; got {tuple(t.shape)}."
+            f"{who} needs a {name} of shape {tuple(features)}, one value per {each}; got {tuple(t.shape)}."
         )
 
 
@@ -107,6 +167,15 @@ def enough_values(count: int | Tensor, x: Tensor, who: str) -> None:
         raise error()
 
 
+def more_than_one(count: int, x: Tensor, who: str, where: str, remedy: str) -> None:
+    """Check that what shares statistics is more than one value, which less its own mean is always zero."""
+    if count <= 1 and not is_exporting():
+        raise ShapeError(
+            f"{who} needs more than 1 value per {where}: a single one always becomes zero; "
+            f"got input {tuple(x.shape)}. {remedy}"
+        )
+
+
 def finite(batch: Moments, who: str) -> None:
     """Raise where a batch's statistics are not finite, naming the channels."""
     good = batch.mean.isfinite() & batch.var.isfinite()
@@ -125,6 +194,8 @@ def finite(batch: Moments, who: str) -> None:
 
 def require(condition: Tensor, error: Callable[[], NormkitError]) -> None:
     """Raise `error()` unless the condition, known only from the data, holds; in a compiled graph, at run time."""
+    if torch._C._functorch.is_batchedtensor(condition):
+        return  # vmap knows many truths at once, and cannot raise for one of them
     if torch.compiler.is_compiling():
         torch._assert_async(condition, str(error()))
     elif not condition.is_meta and not condition:

@@ -19,3 +19,7 @@ class DtypeError(NormkitError, TypeError, ValueError):
 
 class NonFiniteError(NormkitError, FloatingPointError):
     """Batch statistics with NaN or infinity, where the layer was told to raise."""
+
+
+class DistributedError(NormkitError, RuntimeError):
+    """A collective that failed: a rank that did not come, or went away."""

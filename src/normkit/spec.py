@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -12,9 +12,24 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normkit.activations import ACTIVATIONS
-from normkit.layers import batch as ours
+from normkit.layers._channels import ChannelNorm
+from normkit.layers.accumulated import AccumulatedBatchNorm2d
+from normkit.layers.batch import BatchNorm, PositionBatchNorm2d
+from normkit.layers.domain import DomainBatchNorm
+from normkit.layers.evo import EvoNormB0, EvoNormS0
+from normkit.layers.filter_response import FilterResponseNorm2d
+from normkit.layers.fixup import SkipInit
+from normkit.layers.frozen import FrozenBatchNorm
+from normkit.layers.ghost import GhostBatchNorm
+from normkit.layers.moving import MovingBatchNorm2d
+from normkit.layers.renorm import BatchRenorm
+from normkit.layers.rms import ScaleNorm
+from normkit.layers.scaled_std_conv import ScaledStdConv2d
+from normkit.layers.switchable import SwitchableNorm2d
+from normkit.layers.sync import SyncBatchNorm
+from normkit.layers.whitened import WhitenedBatchNorm
 
-Axis = Literal["N", "C", "G", "S"]
+Axis = Literal["N", "C", "G", "S", "W"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +37,9 @@ class NormSpec:
     """A norm layer in words, as it is now: switching it to evaluation changes what is said here.
 
     Attributes:
-        kind: the family: "batch", "instance", "group", "layer", "rms", "local-response".
+        kind: the family: "batch", "renorm", "group", "layer" and so on, as in `convert(to=...)` where that takes it.
         over: the axes that share one set of statistics: N examples, C channels, G the channels of one group,
-            S positions.
+            S positions, W the weights of one unit.
         uses: the statistics it normalises with: its "batch"'s own, or "stored" ones. Norms within an example
             count as "batch".
         scope: where a batch's statistics come from: this process ("local"), all ranks ("synced"), or a part of
@@ -72,7 +87,7 @@ def _describe(module: nn.Module) -> NormSpec | None:
 
 
 @_describe.register
-def _(bn: _BatchNorm) -> NormSpec:
+def _describe_batch(bn: _BatchNorm) -> NormSpec:
     tracked = bn.running_mean is not None
     updates: Literal["ema", "cumulative", "never"] = "never"
     if tracked and bn.track_running_stats:
@@ -90,18 +105,48 @@ def _(bn: _BatchNorm) -> NormSpec:
     )
 
 
-@_describe.register
-def _(bn: ours.BatchNorm) -> NormSpec:
-    spec = _describe.dispatch(_BatchNorm)(bn)
-    assert spec is not None
-    return replace(spec, activation=bn.activation)
+def _like_batch_norm(bn: BatchNorm, **differences: Any) -> NormSpec:
+    return replace(_describe_batch(bn), activation=bn.activation, **differences)
 
 
 @_describe.register
-def _(bn: ours.PositionBatchNorm2d) -> NormSpec:
-    spec = _describe.dispatch(ours.BatchNorm)(bn)
-    assert spec is not None
-    return replace(spec, over=("N",))
+def _(bn: BatchNorm) -> NormSpec:
+    return _like_batch_norm(bn)
+
+
+@_describe.register
+def _(bn: PositionBatchNorm2d) -> NormSpec:
+    return _like_batch_norm(bn, over=("N",))
+
+
+@_describe.register
+def _(bn: SyncBatchNorm) -> NormSpec:
+    return _like_batch_norm(bn, scope="synced")
+
+
+@_describe.register
+def _(bn: GhostBatchNorm) -> NormSpec:
+    return _like_batch_norm(bn, scope="ghost")
+
+
+@_describe.register
+def _(bn: BatchRenorm) -> NormSpec:
+    return _like_batch_norm(bn, kind="renorm")
+
+
+@_describe.register
+def _(bn: DomainBatchNorm) -> NormSpec:
+    return _like_batch_norm(bn, kind="domain")
+
+
+@_describe.register
+def _(bn: AccumulatedBatchNorm2d) -> NormSpec:
+    return _like_batch_norm(bn, kind="accumulated")
+
+
+@_describe.register
+def _(bn: FrozenBatchNorm) -> NormSpec:
+    return replace(_describe_frozen(bn), activation=bn.activation)
 
 
 @_describe.register
@@ -141,6 +186,79 @@ def _(norm: nn.LayerNorm) -> NormSpec:
 @_describe.register
 def _(norm: nn.RMSNorm) -> NormSpec:
     return NormSpec(kind="rms", over=("C",), uses="batch", affine=_affine(norm), eps=norm.eps)
+
+
+@_describe.register
+def _(norm: ScaleNorm) -> NormSpec:
+    return NormSpec(kind="scale", over=("C",), uses="batch", affine="scale", eps=norm.eps, activation=norm.activation)
+
+
+@_describe.register
+def _(norm: FilterResponseNorm2d) -> NormSpec:
+    return NormSpec(
+        kind="filter-response",
+        over=("S",),
+        uses="batch",
+        affine=_affine(norm),
+        eps=norm.eps if isinstance(norm.eps, float) else None,
+        num_features=norm.num_features,
+        activation=None if norm.tau is None else "threshold",
+    )
+
+
+@_describe.register
+def _(norm: ScaledStdConv2d) -> NormSpec:
+    return NormSpec(kind="weight-standardised", over=("W",), uses="batch", affine="scale", eps=norm.eps)
+
+
+@_describe.register
+def _(scalar: SkipInit) -> NormSpec:
+    return NormSpec(kind="skip-init", over=(), uses="batch", affine="scale", eps=None)
+
+
+def _tracking(norm: ChannelNorm, kind: str, over: tuple[Axis, ...], **more: Any) -> NormSpec:
+    """A norm of ours with running statistics of its own kind."""
+    stores = getattr(norm, "num_batches_tracked", None) is not None
+    updates: Literal["ema", "cumulative", "never"] = "never"
+    if stores and norm.track_running_stats:
+        updates = "cumulative" if norm.momentum is None else "ema"
+    return NormSpec(
+        kind=kind,
+        over=over,
+        uses="stored" if stores and not norm.training else "batch",
+        updates=updates,
+        affine=_affine(norm),
+        eps=norm.eps,
+        momentum=norm.momentum if updates == "ema" else None,
+        num_features=norm.num_features,
+        **more,
+    )
+
+
+@_describe.register
+def _(norm: WhitenedBatchNorm) -> NormSpec:
+    groups = norm.num_features // norm.group_size
+    return _tracking(norm, "whitened", ("N", "S"), num_groups=groups, activation=norm.activation)
+
+
+@_describe.register
+def _(norm: EvoNormB0) -> NormSpec:
+    return _tracking(norm, "evo-b0", ("N", "S"), activation="evo")
+
+
+@_describe.register
+def _(norm: EvoNormS0) -> NormSpec:
+    return _tracking(norm, "evo-s0", ("G", "S"), num_groups=norm.groups, activation="evo")
+
+
+@_describe.register
+def _(norm: SwitchableNorm2d) -> NormSpec:
+    return _tracking(norm, "switchable", ("N", "C", "S"), activation=norm.activation)
+
+
+@_describe.register
+def _(norm: MovingBatchNorm2d) -> NormSpec:
+    return _tracking(norm, "moving", ("N", "S"), activation=norm.activation)
 
 
 @_describe.register(nn.LocalResponseNorm)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from cases import TWINS
 
@@ -19,6 +20,17 @@ def measure(layer, x, dy):
     return {name: t.double() for name, t in found.items()}
 
 
+def takes_mean(layer):
+    """Whether there is a difference of large numbers to take."""
+    return not isinstance(layer, nn.RMSNorm | nn.LocalResponseNorm)
+
+
+def dtypes(case):
+    # Torch's local response norm knows no half precision on CPUs.
+    half = () if isinstance(case.build(), nn.LocalResponseNorm) else (torch.bfloat16, torch.float16)
+    return (torch.float32, *half)
+
+
 def layouts(case):
     return ["contiguous", *(["channels_last"] if len(case.shape) in LAYOUTS else [])]
 
@@ -27,7 +39,7 @@ ROWS = [
     pytest.param(case, training, dtype, layout, mean, id=f"{case}-{mode}-{str(dtype)[6:]}-{layout}-{mean:g}")
     for case in TWINS
     for mode, training in (("train", True), ("eval", False))
-    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    for dtype in dtypes(case)
     for layout in layouts(case)
     for mean in (0.3, 1e4)
 ]
@@ -47,11 +59,14 @@ def test_never_further_from_float64_than_torch(case, training, dtype, layout, me
     mode = "train" if training else "eval"
     for what, truth in reference.items():
         our_error = (found[what] - truth).abs().max().item()
-        torch_error = (torchs[what] - truth).abs().max().item()
+        torch_error = (
+            (torchs[what] - truth).abs().nan_to_num(nan=torch.inf, posinf=torch.inf).max().item()
+        )  # NaN is as far as can be
         if not training and what.startswith("running"):
             continue  # they do not move
         kind = "statistics" if what.startswith("running") else "gradients" if what[0] == "d" else what
         record_property("accuracy", (mode, str(dtype)[6:], layout, f"{mean:g}", kind, torch_error, our_error))
         assert our_error <= torch_error, what
-        if mean > 1e3 and dtype == torch.float32 and layout == "channels_last" and what == "output" and training:
+        weak = mean > 1e3 and layout == "channels_last" and takes_mean(ours)
+        if weak and dtype == torch.float32 and what == "output" and training:
             assert our_error <= torch_error / 10

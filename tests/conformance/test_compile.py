@@ -31,9 +31,9 @@ def test_fullgraph(case, training):
         dy = torch.randn_like(y)
         y.backward(dy)
         z.backward(dy)
-        torch.testing.assert_close(y, z, rtol=2e-7, atol=1e-7)
-        torch.testing.assert_close(x.grad, twin_x.grad, rtol=2e-7, atol=1e-7)
+        torch.testing.assert_close(y, z, rtol=2e-7, atol=1e-7 + case.slack(z))
+        torch.testing.assert_close(x.grad, twin_x.grad, rtol=2e-7, atol=1e-7 + case.slack(twin_x.grad))
     for p, q in zip(layer.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, rtol=5e-7, atol=1e-6)
+        torch.testing.assert_close(p.grad, q.grad, rtol=5e-7, atol=1e-6 + case.slack(q.grad))
     for name, b in twin.named_buffers():
         torch.testing.assert_close(layer.get_buffer(name), b, rtol=1e-7, atol=1e-8)

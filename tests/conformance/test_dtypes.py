@@ -1,5 +1,7 @@
 """Each floating type in, the same type out; statistics never in less than float32."""
 
+import copy
+
 import pytest
 import torch
 
@@ -26,8 +28,9 @@ def test_type_is_kept_and_rounded_once(case, dtype, training):
     assert {p.grad.dtype for p in layer.parameters()} <= {dtype}
     half_ulp = 0.505 * torch.finfo(dtype).eps
     tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps + 1e-12
-    torch.testing.assert_close(y.double(), z, rtol=half_ulp, atol=tiny)
-    torch.testing.assert_close(x.grad.double(), wide.grad, rtol=half_ulp, atol=tiny)
+    torch.testing.assert_close(y.double(), z, rtol=half_ulp, atol=tiny + case.slack(z, dtype))
+    atol = tiny + case.slack(wide.grad, dtype)
+    torch.testing.assert_close(x.grad.double(), wide.grad, rtol=half_ulp, atol=atol)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
@@ -48,4 +51,7 @@ def test_large_half_values_do_not_overflow(case):
     """Squares and sums of float16 values leave its range at once: they must never be taken in it."""
     layer = case.layer(torch.float32)
     x = (case.input(torch.float32) * 2e4).clamp(-6e4, 6e4).half()
-    assert layer(x).isfinite().all()
+    exact = copy.deepcopy(layer).double()
+    too_large = exact(x.double()).abs() > torch.finfo(torch.half).max  # where no statistics bound the output
+    assert not too_large.all()
+    assert (layer(x).isfinite() | too_large).all()

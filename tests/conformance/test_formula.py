@@ -28,7 +28,7 @@ def test_float32_is_the_formula_rounded_once(case, training, mean):
     layer, x = case.layer(torch.float32, training), case.input(torch.float32, mean)
     expected = torch.from_numpy(case.formula(layer, x).astype(np.float64))
     ulp = torch.finfo(torch.float32).eps
-    torch.testing.assert_close(layer(x).detach().double(), expected, rtol=0.51 * ulp, atol=1e-9)
+    torch.testing.assert_close(layer(x).detach().double(), expected, rtol=0.51 * ulp, atol=1e-9 + case.slack(expected))
 
 
 def test_the_formulas_are_not_ours():

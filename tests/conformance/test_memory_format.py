@@ -23,8 +23,8 @@ def test_channels_last_is_kept(case, training):
     z.backward(dy)
     assert y.is_contiguous(memory_format=last)
     assert x.grad.is_contiguous(memory_format=last)
-    torch.testing.assert_close(y, z, rtol=2e-7, atol=1e-7)
-    torch.testing.assert_close(x.grad, plain.grad, rtol=2e-7, atol=1e-7)
+    torch.testing.assert_close(y, z, rtol=2e-7, atol=1e-7 + case.slack(z))
+    torch.testing.assert_close(x.grad, plain.grad, rtol=2e-7, atol=1e-7 + case.slack(plain.grad))
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])

@@ -58,7 +58,8 @@ def test_memory_shared_by_elements_is_read_as_if_each_had_its_own(case):
 
 
 def uses_stored(case):
-    return nk.describe(case.build().eval()).uses == "stored"
+    spec = nk.describe(case.build().eval())
+    return spec is not None and spec.uses == "stored"
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if uses_stored(case)], ids=str)

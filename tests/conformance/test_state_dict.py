@@ -42,9 +42,12 @@ def test_weights_travel_without_a_pickle(case, tmp_path):
         assert torch.equal(safely[name], t)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.build().state_dict()], ids=str)
 def test_reset_parameters_gives_a_new_layers_state(case):
-    layer, new = case.layer(), case.build()
+    layer = case.layer()
+    torch.manual_seed(0)  # some draw their weights
+    new = case.build()
+    torch.manual_seed(0)
     layer.reset_parameters()
     for name, t in new.state_dict().items():
         assert torch.equal(layer.state_dict()[name], t), name

@@ -73,6 +73,20 @@ def test_masked_positions_leave_no_trace_in_the_statistics(garbage):
         torch.testing.assert_close(ours.get_buffer(name), b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("garbage", [torch.nan, torch.inf])
+def test_padding_that_the_loss_ignores_leaves_no_trace_in_the_gradients(garbage):
+    mask = torch.arange(7) < torch.tensor([7, 2, 5])[:, None]
+    x, dy = torch.randn(3, 4, 7, dtype=torch.float64), torch.randn(3, 4, 7, dtype=torch.float64) * mask[:, None]
+    found = []
+    layer = randomise_(nk.BatchNorm1d(4, activation="silu", dtype=torch.float64))
+    for padding in (0.0, garbage):
+        leaf = torch.where(mask[:, None], x, padding).requires_grad_()
+        y = layer(leaf, mask=mask)
+        found.append(torch.autograd.grad(y, [leaf, layer.weight, layer.bias], dy))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 def test_the_shapes_a_mask_can_have():
     x, mask = torch.randn(3, 4, 7), torch.rand(3, 7) > 0.4
     layer = randomise_(nk.BatchNorm1d(4, track_running_stats=False))
@@ -159,7 +173,7 @@ class TestNonFinite:
 
 def test_a_variance_that_overflows_half_precision_is_not_finite():
     layer = nk.BatchNorm1d(2, nonfinite="skip-update").half()
-    layer(torch.tensor([[300.0, 1.0], [-300.0, 2.0]]).half())  # variance 180,000 unbiased; float16 ends at 65,504
+    layer(torch.tensor([[3000.0, 1.0], [-3000.0, 2.0]]).half())  # a tenth of 1.8e7; float16 ends at 65,504
     assert torch.equal(layer.running_var, torch.ones(2).half())
 
 

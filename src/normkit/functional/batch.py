@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
 from normkit.kernels import reference, select
 from normkit.kernels.reference import Recipe
+from normkit.kernels.synced import Gather, Reduce, SyncedNormalize
 from normkit.moments import Moments, ema
 
 
@@ -65,7 +67,7 @@ def batch_norm(
         nonfinite=nonfinite,
     )
     if stored is not None:
-        update_(stored, batch, momentum, nonfinite)
+        write_(stored, next_stored(stored, batch, momentum, nonfinite))
     return y
 
 
@@ -107,13 +109,17 @@ def batch_norm_update(
 
 def batch_moments(input: Tensor, mask: Tensor | None = None) -> Moments:
     """Mean, biased variance and count of each channel of one batch, over the positions where `mask` is true."""
-    features = _features(input)
-    checks.batch_input(input, "batch_moments", features, _ranks(input, features))
-    mask = checks.position_mask(mask, input, "batch_moments")
-    return _per_channel(reference.moments(input, _over(input, features), mask), features)
+    return moments_of(input, _features(input), mask)
 
 
 # What the layers are made of: one way to normalise with a batch's statistics, one with stored ones, one to store.
+
+
+def moments_of(x: Tensor, features: Sequence[int], mask: Tensor | None, who: str = "batch_moments") -> Moments:
+    """Return the moments of a batch, of shape `features`."""
+    checks.batch_input(x, who, features, _ranks(x, features))
+    mask = checks.position_mask(mask, x, who)
+    return _per_channel(reference.moments(x, _over(x, features), mask), features)
 
 
 def normalize_batch(
@@ -130,7 +136,7 @@ def normalize_batch(
     who: str = "batch_norm",
 ) -> tuple[Tensor, Moments]:
     """Return the normalised batch and its moments, of shape `features` and detached. Writes nothing."""
-    mask = _check_batch(x, features, weight, bias, residual, mask, who)
+    mask = check_batch(x, features, weight, bias, residual, mask, who)
     recipe = Recipe(_over(x, features), eps, activation)
     checks.enough_values(reference.count_values(x, recipe.over, mask), x, who)
     y, kept = select.normalize(
@@ -142,6 +148,68 @@ def normalize_batch(
         mask=mask,
     )
     batch = _per_channel(kept, features)
+    if nonfinite == "raise":
+        checks.finite(batch, who)
+    return y, batch
+
+
+def normalize_among(
+    x: Tensor,
+    earlier: Sequence[Moments],
+    features: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    activation: str | None,
+    residual: Tensor | None,
+    mask: Tensor | None,
+    nonfinite: str,
+    who: str,
+) -> tuple[Tensor, Moments, Moments]:
+    """Normalise with the merged moments of this batch and earlier ones; return the output, its own and the merged.
+
+    Gradients flow through the batch's own share of the statistics.
+    """
+    mask = check_batch(x, features, weight, bias, residual, mask, who)
+    recipe = Recipe(_over(x, features), eps, activation)
+    checks.enough_values(reference.count_values(x, recipe.over, mask), x, who)
+    wide = x.to(reference.working_dtype(x))
+    own = _per_channel(reference.moments(wide, recipe.over, mask), features)
+    if nonfinite == "raise":
+        checks.finite(own, who)
+    merged = reduce(Moments.merge, earlier, own)
+    kept = Moments(_view(merged.mean, x, features), _view(merged.var, x, features), merged.count)
+    y = reference.normalize_with(
+        wide, kept, _broadcast(weight, x, features), _broadcast(bias, x, features), residual, recipe
+    )
+    return y.to(x.dtype), own, merged
+
+
+def normalize_synced(
+    x: Tensor,
+    features: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    activation: str | None,
+    residual: Tensor | None,
+    mask: Tensor | None,
+    nonfinite: str,
+    who: str,
+    gather: Gather,
+    reduce: Reduce,
+) -> tuple[Tensor, Moments]:
+    """As `normalize_batch`, of a batch spread over processes: `gather` and `reduce` speak to the others."""
+    mask = check_batch(x, features, weight, bias, residual, mask, who)
+    recipe = Recipe(_over(x, features), eps, activation)
+    y, *kept = SyncedNormalize.apply(
+        x, _broadcast(weight, x, features), _broadcast(bias, x, features), residual, mask, recipe, gather, reduce
+    )
+    batch = _per_channel(Moments(*kept), features)
+    # After the exchange, so that all ranks refuse together and none is left waiting.
+    checks.enough_values(batch.count, x, who)
     if nonfinite == "raise":
         checks.finite(batch, who)
     return y, batch
@@ -161,7 +229,7 @@ def normalize_stored(
 ) -> Tensor:
     """Return x normalised with stored statistics. A mask has nothing to say here, but its shape is checked."""
     features = stored.mean.shape
-    _check_batch(x, features, weight, bias, residual, mask, who)
+    check_batch(x, features, weight, bias, residual, mask, who)
     checks.one_per_channel(stored.var, "running_var", who, features)
     wide = reference.working_dtype(x)
     scale, shift = scale_shift(stored._replace(mean=stored.mean.to(wide), var=stored.var.to(wide)), weight, bias, eps)
@@ -171,20 +239,26 @@ def normalize_stored(
 def next_stored(stored: Moments, batch: Moments, momentum: float | Tensor, nonfinite: str = "propagate") -> Moments:
     """Return the stored statistics after this batch: its unbiased variance is what is stored, and `count` goes up."""
     wide = batch.mean.dtype
-    batch = batch._replace(var=batch.unbiased_var)
-    new = ema(stored._replace(mean=stored.mean.to(wide), var=stored.var.to(wide)), batch, momentum)
+    old = stored._replace(mean=stored.mean.to(wide), var=stored.var.to(wide))
+    return settle(stored, ema(old, batch._replace(var=batch.unbiased_var), momentum), nonfinite)
+
+
+def settle(stored: Moments, new: Moments, nonfinite: str) -> Moments:
+    """Return `new` in the types of `stored`; told to skip, return `stored` where `new` is not finite in them."""
     mean, var = new.mean.to(stored.mean.dtype), new.var.to(stored.var.dtype)
     if nonfinite != "skip-update":
         return Moments(mean, var, new.count)
-    # As the buffers would hold it: a variance that overflows float16 is as bad as one that came infinite.
-    good = batch.mean.to(mean.dtype).isfinite().all() & batch.var.to(var.dtype).isfinite().all()
-    return Moments(torch.where(good, mean, stored.mean), torch.where(good, var, stored.var), stored.count + good.long())
+    good = mean.isfinite().all() & var.isfinite().all()
+    return Moments(
+        torch.where(good, mean, stored.mean),
+        torch.where(good, var, stored.var),
+        torch.where(good, torch.as_tensor(new.count), torch.as_tensor(stored.count)),
+    )
 
 
 @torch.no_grad()
-def update_(stored: Moments, batch: Moments, momentum: float | Tensor, nonfinite: str = "propagate") -> None:
-    """Write the statistics after this batch into the stored tensors; a tensor `count` counts along."""
-    new = next_stored(stored, batch, momentum, nonfinite)
+def write_(stored: Moments, new: Moments) -> None:
+    """Write new statistics into the stored tensors; a tensor `count` counts along."""
     stored.mean.copy_(new.mean)
     stored.var.copy_(new.var)
     if isinstance(stored.count, Tensor) and isinstance(new.count, Tensor):
@@ -200,7 +274,7 @@ def average_factor(stored: Moments, momentum: float | None) -> float | Tensor:
     return 1 / (stored.count + 1)
 
 
-def _check_batch(
+def check_batch(
     x: Tensor,
     features: Sequence[int],
     weight: Tensor | None,
@@ -209,6 +283,7 @@ def _check_batch(
     mask: Tensor | None,
     who: str,
 ) -> Tensor | None:
+    """Check everything that comes with a batch; return the mask as it broadcasts against x."""
     checks.batch_input(x, who, features, _ranks(x, features))
     checks.one_per_channel(weight, "weight", who, features)
     checks.one_per_channel(bias, "bias", who, features)

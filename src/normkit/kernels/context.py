@@ -1,6 +1,7 @@
 """What is going on around a call: who will run what is being recorded, and whether it ran before."""
 
 import torch
+from torch import Tensor
 
 
 def is_exporting() -> bool:
@@ -11,3 +12,27 @@ def is_exporting() -> bool:
 def is_recomputing() -> bool:
     """Whether this forward runs inside a backward: activation checkpointing repeats a batch already counted."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def is_transformed(t: Tensor) -> bool:
+    """Whether a tensor lives inside a torch.func transform, and must not be kept beyond it."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(t)
+
+
+@torch.library.custom_op("normkit::hold", mutates_args=())
+def _hold(t: Tensor) -> Tensor:
+    return t.clone()
+
+
+@_hold.register_fake
+def _(t: Tensor) -> Tensor:
+    return torch.empty_like(t)
+
+
+def hold(t: Tensor) -> Tensor:
+    """Return a value that a compiled backward keeps and does not compute again.
+
+    A value made from a buffer that the forward then writes to would come out differently the second time, and the
+    compiler, seeing that the buffer takes less memory than the value, would not mind.
+    """
+    return _hold(t) if torch.compiler.is_compiling() else t

@@ -21,11 +21,15 @@ class NormLayer(nn.Module):
         if isinstance(input, fx.Proxy):
             return cast(Tensor, _as_leaf(self, input, residual=residual, **extras))
         if self._torch is not None and is_exporting() and self._is_torchs(**extras):
-            return finish(self._torch.forward(self, input), None, residual, self.activation)
+            return finish(self._torch_forward(input), None, residual, self.activation)
         return self._compute(input, residual=residual, **extras)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, **extras: Any) -> Tensor:
         raise TypeError(f"{type(self).__name__} must define _compute")
+
+    def _torch_forward(self, input: Tensor) -> Tensor:
+        assert self._torch is not None
+        return cast(Tensor, self._torch.forward(self, input))
 
     def _is_torchs(self, **extras: Any) -> bool:
         """Whether torch's operator would do the same now, so that other tools may find it in our place."""

@@ -19,6 +19,15 @@ from normkit.moments import Moments
 Affine = bool | Literal["scale", "shift"]
 
 
+def check_affine(affine: Affine, bias: bool = True) -> tuple[bool, bool]:
+    """Return whether there is a gamma, and whether there is a beta."""
+    if affine not in (True, False, "scale", "shift"):
+        raise ArgumentError(f'affine must be True, False, "scale" or "shift"; got {affine!r}.')
+    if affine == "shift" and not bias:
+        raise ArgumentError('affine="shift" is a bias alone; got bias=False with it. Use affine=False for neither.')
+    return affine in (True, "scale"), affine in (True, "shift") and bias
+
+
 class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
     """What the batch norms share: torch's arguments, parameters and buffers, with our arithmetic.
 
@@ -57,15 +66,12 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         nonfinite: NonFinite = "propagate",
     ) -> None:
         checks.options(eps, momentum, activation, nonfinite)
-        if affine not in (True, False, "scale", "shift"):
-            raise ArgumentError(f'affine must be True, False, "scale" or "shift"; got {affine!r}.')
-        if affine == "shift" and not bias:
-            raise ArgumentError('affine="shift" is a bias alone; got bias=False with it. Use affine=False for neither.')
+        has_weight, has_bias = check_affine(affine, bias)
         super().__init__(num_features, eps, momentum, bool(affine), track_running_stats, device, dtype)
         self.affine = affine  # type: ignore[assignment]
-        if affine == "shift":
+        if not has_weight:
             self.register_parameter("weight", None)
-        if affine == "scale" or not bias:
+        if not has_bias:
             self.register_parameter("bias", None)
         self.activation = activation
         self.nonfinite = nonfinite
@@ -110,7 +116,8 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
         """... or here, in what a batch leaves behind."""
-        functional.update_(stored, batch, functional.average_factor(stored, self.momentum), self.nonfinite)
+        factor = functional.average_factor(stored, self.momentum)
+        functional.write_(stored, functional.next_stored(stored, batch, factor, self.nonfinite))
 
     def _normalize_with(
         self, input: Tensor, residual: Tensor | None, mask: Tensor | None, weight: Tensor | None, bias: Tensor | None

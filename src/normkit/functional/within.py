@@ -1,0 +1,238 @@
+"""Statistics within an example."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from normkit import checks
+from normkit.activations import ActivationName
+from normkit.errors import ArgumentError
+from normkit.functional.batch import normalize_stored, write_
+from normkit.kernels import select
+from normkit.kernels.reference import Recipe, working_dtype
+from normkit.moments import Moments, ema
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    activation: ActivationName | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Normalise over the last dimensions, those of `normalized_shape` (Ba, Kiros & Hinton 2016).
+
+    activation((x - mean) / sqrt(var + eps) * weight + bias + residual)
+    """
+    checks.options(eps, None, activation)
+    shape = checks.normalized_shape(normalized_shape, "layer_norm")
+    checks.one_per_channel(weight, "weight", "layer_norm", shape, "element")
+    checks.one_per_channel(bias, "bias", "layer_norm", shape, "element")
+    return normalize_last(input, shape, weight, bias, Recipe(last(input, shape), eps, activation), residual)
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    activation: ActivationName | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Divide by the root of the mean square over the last dimensions (Zhang & Sennrich 2019).
+
+        activation(x / sqrt(mean(x^2) + eps) * weight + residual)
+
+    As in torch, eps None is the machine epsilon of the type that torch would compute in: float32 for half precision.
+    """
+    checks.options(1.0 if eps is None else eps, None, activation)
+    shape = checks.normalized_shape(normalized_shape, "rms_norm")
+    checks.one_per_channel(weight, "weight", "rms_norm", shape, "element")
+    recipe = Recipe(last(input, shape), rms_eps(input, eps), activation, centred=False)
+    return normalize_last(input, shape, weight, None, recipe, residual, who="rms_norm")
+
+
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    activation: ActivationName | None = None,
+    residual: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Normalise each group of channels of each example, over its positions (Wu & He 2018).
+
+        activation((x - mean) / sqrt(var + eps) * weight + bias + residual)
+
+    With a `mask` (N, ...), statistics are those of the positions where it is true. All positions are normalised; where
+    padding is not finite, it counts as zero. An example without any such position becomes activation(bias + residual).
+    """
+    checks.options(eps, None, activation)
+    checks.batch_input(input, "group_norm", input.shape[1:2], (max(2, input.dim()),))
+    checks.groups(num_groups, input.shape[1], "group_norm")
+    return normalize_groups(input, num_groups, weight, bias, eps, activation, residual, mask)[0]
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    activation: ActivationName | None = None,
+    residual: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Normalise each channel of each example over its positions (Ulyanov, Vedaldi & Lempitsky 2016).
+
+        activation((x - mean) / sqrt(var + eps) * weight + bias + residual)
+
+    The running statistics, where given, move in place towards the average over examples of mean and unbiased
+    variance; with `use_input_stats=False` they are what x is normalised with. The mask is as in `group_norm`.
+    """
+    checks.options(eps, momentum, activation)
+    checks.batch_input(input, "instance_norm", input.shape[1:2], (max(3, input.dim()),))
+    if (running_mean is None) != (running_var is None):
+        raise ArgumentError("instance_norm needs both running_mean and running_var, or neither; got one of them.")
+    stored = None if running_mean is None or running_var is None else Moments(running_mean, running_var, 0)
+    if not use_input_stats:
+        if stored is None:
+            raise ArgumentError("instance_norm needs running_mean and running_var, or use_input_stats; got neither.")
+        return normalize_stored(
+            input, stored, weight, bias, eps, activation=activation, residual=residual, mask=mask, who="instance_norm"
+        )
+    checks.one_per_channel(running_mean, "running_mean", "instance_norm", input.shape[1:2])
+    checks.one_per_channel(running_var, "running_var", "instance_norm", input.shape[1:2])
+    y, own = normalize_instances(input, weight, bias, eps, activation, residual, mask)
+    if stored is not None:
+        update_(stored, own, momentum)
+    return y
+
+
+def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
+    """Divide each value by a power of the mean square of its neighbours in the channels (Krizhevsky et al. 2012).
+
+    x / (k + alpha * mean(x^2 over `size` channels)) ** beta
+    """
+    checks.batch_input(input, "local_response_norm", input.shape[1:2], (max(3, input.dim()),))
+    wide = input.to(working_dtype(input))  # once: two casts would round the two parts of the gradient apart
+    positions = [0, 0] * (input.dim() - 2)
+    square = torch.nn.functional.pad(wide.square(), [*positions, size // 2, (size - 1) // 2])
+    near = sum((square.narrow(1, i, input.shape[1]) for i in range(1, size)), start=square.narrow(1, 0, input.shape[1]))
+    return (wide / (k + alpha / size * near) ** beta).to(input.dtype)
+
+
+# What the layers are made of: two ways to normalise, one to store.
+
+
+def normalize_last(
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    recipe: Recipe,
+    residual: Tensor | None,
+    who: str = "layer_norm",
+) -> Tensor:
+    """Normalise over the last dimensions, of the sizes `shape`; weight and bias broadcast against them."""
+    checks.last_dimensions(x, who, shape)
+    checks.same_shape(residual, x, who)
+    return select.normalize(x, recipe, weight=weight, bias=bias, residual=residual)[0]
+
+
+def normalize_groups(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    activation: str | None,
+    residual: Tensor | None,
+    mask: Tensor | None,
+    who: str = "group_norm",
+) -> tuple[Tensor, Moments]:
+    """Return x normalised by groups of channels, and the moments, of shape (N, G) and detached. Writes nothing."""
+    channels = x.shape[1]
+    checks.one_per_channel(weight, "weight", who, (channels,))
+    checks.one_per_channel(bias, "bias", who, (channels,))
+    checks.same_shape(residual, x, who)
+    mask = checks.position_mask(mask, x, who)
+    if mask is not None:
+        # An example that is nothing but padding has no statistics, and only zero has a meaning without them.
+        x = torch.where(mask.flatten(1).any(1).reshape(-1, *[1] * (x.dim() - 1)), x, 0)
+        mask = mask.unsqueeze(1)
+    split = (num_groups, channels // num_groups)
+    checks.more_than_one(prod(x.shape[2:], start=split[1]), x, who, "group", "Use fewer groups, or larger maps.")
+    recipe = Recipe(tuple(range(2, x.dim() + 1)), eps, activation)
+    y, m = select.normalize(
+        x.unflatten(1, split),
+        recipe,
+        weight=_by_channel(weight, split, x),
+        bias=_by_channel(bias, split, x),
+        residual=None if residual is None else residual.unflatten(1, split),
+        mask=mask,
+    )
+    count = m.count.flatten(1) if isinstance(m.count, Tensor) else m.count
+    return y.flatten(1, 2), Moments(m.mean.flatten(1), m.var.flatten(1), count)
+
+
+def normalize_instances(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    activation: str | None,
+    residual: Tensor | None,
+    mask: Tensor | None,
+    who: str = "instance_norm",
+) -> tuple[Tensor, Moments]:
+    """Return x normalised by channels of each example, groups of one, and the moments, of shape (N, C)."""
+    remedy = "Use GroupNorm, or larger maps."
+    checks.more_than_one(prod(x.shape[2:]), x, who, "example and channel", remedy)
+    return normalize_groups(x, x.shape[1], weight, bias, eps, activation, residual, mask, who)
+
+
+@torch.no_grad()
+def update_(stored: Moments, own: Moments, momentum: float) -> None:
+    """Move stored statistics, in place, towards the average of the examples' own means and unbiased variances.
+
+    Examples that a mask leaves without a variance do not take part; without any other, nothing moves.
+    """
+    mean, var = own.mean, own.unbiased_var
+    takes_part = torch.ones_like(mean, dtype=torch.bool)
+    if isinstance(own.count, Tensor):
+        takes_part = own.count > 1
+    n = takes_part.sum(0)
+    mean, var = (torch.where(takes_part, t, 0).sum(0) / n.clamp(min=1) for t in (mean, var))
+    wide = stored._replace(mean=stored.mean.to(mean.dtype), var=stored.var.to(var.dtype))
+    new = ema(wide, Moments(mean, var, 1), momentum)
+    write_(stored, Moments(torch.where(n > 0, new.mean, wide.mean), torch.where(n > 0, new.var, wide.var), 0))
+
+
+def rms_eps(x: Tensor, eps: float | None) -> float:
+    """Return the eps of a root mean square norm of x."""
+    return torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if eps is None else eps
+
+
+def last(x: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the last dimensions of x, as many as `shape` has."""
+    return tuple(range(x.dim() - len(shape), x.dim()))
+
+
+def _by_channel(t: Tensor | None, split: tuple[int, int], x: Tensor) -> Tensor | None:
+    return None if t is None else t.reshape(1, *split, *[1] * (x.dim() - 2))

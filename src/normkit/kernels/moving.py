@@ -1,0 +1,137 @@
+"""Normalisation by moving averages (Yan et al. 2020): the backward's statistic is averaged over batches too.
+
+What a backward finds goes into a ring of the last batches' values, so its arithmetic has a memory, which neither
+autograd nor the compiler would give it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from normkit.kernels.context import is_exporting
+
+OVER = (0, 2, 3)
+
+
+class Statistics(NamedTuple):
+    """What one batch is normalised with; tensors throughout, so that no step waits for a number to be read."""
+
+    var: Tensor  # (1, C, 1, 1)
+    ratio: Tensor  # (1, C, 1, 1), by which the output is corrected towards that of evaluation
+    exact: Tensor  # (), true while the batch is normalised by itself
+    here: Tensor  # (B, 1), true at the batch's place in the rings
+
+
+def normalize(x: Tensor, used: Statistics, ring: Tensor, eps: float) -> Tensor:
+    """Return ratio * x / sqrt(var + eps); the backward writes into `ring`, (B, C), and averages over it."""
+    if is_exporting():
+        return _scaled(x, used.var, used.ratio, eps)
+    if torch.compiler.is_compiling():
+        return cast(Tensor, _compiled(x, *used, ring, eps)[0])
+    return cast(Tensor, Moving.apply(x, *used, ring, eps))
+
+
+class Moving(torch.autograd.Function):
+    """`normalize` outside of compiled code, differentiable again as far as the formula itself is."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, var: Tensor, ratio: Tensor, exact: Tensor, here: Tensor, ring: Tensor, eps: float) -> Tensor:
+        """Compute."""
+        return _scaled(x, var, ratio, eps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep the inputs; the ring by reference, because other backwards may write into it before this one."""
+        *saved, ctx.ring, ctx.eps = inputs
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """Return dx = (g - z * mean(g * z)) / sqrt(var + eps), with g = dy * ratio."""
+        x, var, ratio, exact, here = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again, the variance must be a function of x
+            square = x.square().mean(OVER, keepdim=True)
+            var = var + (square - square.detach()) * _own_share(exact, ctx.ring, var)
+        std = (var + ctx.eps).sqrt()
+        z, g = x / std, dy * ratio
+        product = (g * z).mean(OVER)
+        recent = torch.where(here, product, ctx.ring.to(product.dtype))
+        with torch.no_grad():
+            ctx.ring.copy_(recent)
+        return (g - z * _chosen(exact, product, recent)) / std, None, None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor, *_: Any) -> Tensor:
+        """The derivative of what was computed, in which this batch is one of those averaged over."""
+        x, var, ratio, exact, _ = ctx.saved_tensors
+        std = (var + ctx.eps).sqrt()
+        z, dz = x / std, dx / std
+        through = (z * dz).mean(OVER, keepdim=True) * _own_share(exact, ctx.ring, var)
+        return cast(Tensor, (dz - z * through) * ratio)
+
+
+# The compiler loses what an autograd.Function writes in its backward, but keeps what operators say they write. In a
+# backward it may compute again what it has from buffers, which the forward has changed by then: what is needed there
+# comes out of the operator, where it cannot look.
+
+
+@torch.library.custom_op("normkit::moving_normalize", mutates_args=())
+def _compiled(
+    x: Tensor, var: Tensor, ratio: Tensor, exact: Tensor, here: Tensor, ring: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return _scaled(x, var, ratio, eps), (var + eps).sqrt(), ratio.clone(), exact.clone(), here.clone()
+
+
+@torch.library.custom_op("normkit::moving_remember", mutates_args=("ring",))
+def _remember(product: Tensor, here: Tensor, ring: Tensor) -> Tensor:
+    recent = torch.where(here, product, ring.to(product.dtype))
+    ring.copy_(recent)
+    return recent
+
+
+@_compiled.register_fake
+def _(
+    x: Tensor, var: Tensor, ratio: Tensor, exact: Tensor, here: Tensor, ring: Tensor, eps: float
+) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(t) for t in (x, var, ratio, exact, here))
+
+
+@_remember.register_fake
+def _(product: Tensor, here: Tensor, ring: Tensor) -> Tensor:
+    return torch.empty_like(ring, dtype=product.dtype)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, *_, ring, _ = inputs
+    ctx.save_for_backward(x, *output[1:], ring)
+
+
+def _compiled_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    x, std, ratio, exact, here, ring = ctx.saved_tensors
+    z, g = x / std, dy * ratio
+    product = (g * z).mean(OVER)
+    recent = _remember(product, here, ring)
+    return (g - z * _chosen(exact, product, recent)) / std, None, None, None, None, None, None
+
+
+_compiled.register_autograd(_compiled_backward, setup_context=_keep)
+
+
+def _scaled(x: Tensor, var: Tensor, ratio: Tensor, eps: float) -> Tensor:
+    return x * (ratio / (var + eps).sqrt())
+
+
+def _chosen(exact: Tensor, product: Tensor, recent: Tensor) -> Tensor:
+    """The batch's own mean(g * z), or that of the last batches: (C, 1, 1)."""
+    return torch.where(exact, product, recent.mean(0))[:, None, None]
+
+
+def _own_share(exact: Tensor, ring: Tensor, var: Tensor) -> Tensor:
+    """The weight of this batch in its variance."""
+    return torch.where(exact, torch.ones_like(var), 1 / ring.shape[0])

@@ -1,0 +1,115 @@
+"""Batch normalization under gradient accumulation: micro-batches, with one large batch's worth of statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.errors import ArgumentError
+from normkit.functional import batch as functional
+from normkit.kernels.context import is_recomputing
+from normkit.kernels.reference import working_dtype
+from normkit.layers.batch import BatchNorm
+from normkit.moments import Moments
+
+
+class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
+    """Batch normalization of (N, C, H, W), where `micro_batches` forwards in a row make one batch.
+
+    Each micro-batch is normalised with the merged moments of itself and the micro_batches - 1 before it; gradients flow
+    through its own. The running statistics move once every `micro_batches` forwards, exactly as the large batch would
+    have moved them.
+
+    The window is not part of the state_dict: a reloaded model begins a new one.
+
+    Args, beyond BatchNorm's:
+        micro_batches: forwards between two steps of the optimiser.
+    """
+
+    _ranks = (4,)
+    _torch = nn.BatchNorm2d
+
+    window_mean: Tensor
+    window_var: Tensor
+    window_count: Tensor
+    micro_step: Tensor
+
+    def __init__(self, num_features: int, *args: Any, micro_batches: int, **kwargs: Any) -> None:
+        super().__init__(num_features, *args, **kwargs)
+        if micro_batches < 1:
+            raise ArgumentError(f"micro_batches must be at least 1; got {micro_batches}.")
+        self.micro_batches = micro_batches
+        like = {"device": kwargs.get("device")}
+        self.register_buffer("window_mean", torch.zeros(micro_batches, num_features, **like), persistent=False)
+        self.register_buffer("window_var", torch.zeros(micro_batches, num_features, **like), persistent=False)
+        self.register_buffer("window_count", torch.zeros(micro_batches, 1, **like).long(), persistent=False)
+        self.register_buffer("micro_step", torch.zeros((), **like).long(), persistent=False)
+
+    def _normalize_batch(
+        self, input: Tensor, residual: Tensor | None, mask: Tensor | None, stored: Moments | None
+    ) -> tuple[Tensor, Moments]:
+        # A forward repeated by activation checkpointing stands where it stood before: its own slot is left out.
+        slot = (self.micro_step - int(is_recomputing())) % self.micro_batches
+        y, own, merged = functional.normalize_among(
+            input,
+            self._others(slot),
+            self._features(),
+            self.weight,
+            self.bias,
+            self.eps,
+            activation=self.activation,
+            residual=residual,
+            mask=mask,
+            nonfinite=self.nonfinite,
+            who=self._who(),
+        )
+        if not is_recomputing():
+            self._remember_(slot, own)
+        return y, Moments(merged.mean.detach(), merged.var.detach(), merged.count)
+
+    def _others(self, slot: Tensor) -> list[Moments]:
+        """The micro-batches in the window but for the one in this slot; a count of zero takes it out."""
+        index = torch.arange(self.micro_batches, device=slot.device)
+        count = torch.where((index == slot)[:, None], 0, self.window_count)
+        wide = working_dtype(self.window_mean)
+        return [
+            Moments(self.window_mean[i].to(wide), self.window_var[i].to(wide), count[i])
+            for i in range(self.micro_batches)
+        ]
+
+    @torch.no_grad()
+    def _remember_(self, slot: Tensor, own: Moments) -> None:
+        count = torch.as_tensor(own.count, device=slot.device).flatten()[:1]
+        if self.nonfinite == "skip-update":
+            count = count * (own.mean.isfinite() & own.var.isfinite()).all()
+        where = slot.reshape(1)
+        self.window_mean.index_copy_(0, where, own.mean.to(self.window_mean.dtype)[None])
+        self.window_var.index_copy_(0, where, own.var.to(self.window_var.dtype)[None])
+        self.window_count.index_copy_(0, where, count[None])
+        self.micro_step.add_(1)
+
+    def _update_(self, stored: Moments, batch: Moments) -> None:
+        factor = functional.average_factor(stored, self.momentum)
+        new = functional.next_stored(stored, batch, factor, self.nonfinite)
+        complete = self.micro_step % self.micro_batches == 0
+        kept = (
+            torch.where(complete, torch.as_tensor(n), torch.as_tensor(old)) for n, old in zip(new, stored, strict=True)
+        )
+        functional.write_(stored, Moments(*kept))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # A move to half precision takes the parameters along; statistics are never kept in less than float32.
+        super()._apply(fn, recurse)
+        for name in ("window_mean", "window_var"):
+            t = self.get_buffer(name)
+            setattr(self, name, t.to(torch.promote_types(t.dtype, torch.float32)))
+        return self
+
+    def _is_torchs(self, **extras: Any) -> bool:
+        return not self.training and super()._is_torchs(**extras)
+
+    def extra_repr(self) -> str:
+        """BatchNorm's line, and the window."""
+        return super().extra_repr() + f", micro_batches={self.micro_batches}"

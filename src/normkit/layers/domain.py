@@ -1,0 +1,107 @@
+"""Batch normalization with statistics per domain: source and target, real and fake, clean and adversarial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from normkit import checks
+from normkit.errors import ArgumentError
+from normkit.layers.batch import BatchNorm
+from normkit.moments import Moments
+
+
+class DomainBatchNorm(BatchNorm):
+    """What the domain norms share: one set of running statistics per domain, gamma and beta in common.
+
+    Say which with `layer(x, domain=k)`, with `nk.domain(model, k)` around a whole model, or by setting `layer.domain`.
+
+    Args, beyond BatchNorm's:
+        num_domains: how many; `running_mean` and `running_var` have shape (num_domains, C).
+    """
+
+    def __init__(self, num_features: int, num_domains: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(num_features, *args, **kwargs)
+        if num_domains < 1:
+            raise ArgumentError(f"num_domains must be at least 1; got {num_domains}.")
+        checks.tracked(self.track_running_stats, type(self).__name__)
+        self.num_domains = num_domains
+        self.domain: int | None = None
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            one = self.get_buffer(name)
+            self.register_buffer(name, one.expand(num_domains, *one.shape).clone())
+
+    def forward(
+        self, input: Tensor, *, domain: int | None = None, residual: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """Normalise as BatchNorm, with the statistics of one domain."""
+        return self._run(input, residual=residual, mask=mask, domain=domain)
+
+    def _compute(  # type: ignore[override]
+        self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None, domain: int | None
+    ) -> Tensor:
+        before = self.domain
+        self.domain = before if domain is None else domain
+        try:
+            return super()._compute(input, residual=residual, mask=mask)
+        finally:
+            self.domain = before
+
+    def _stored(self) -> Moments:
+        k = self.domain
+        if k is None:
+            raise ArgumentError(
+                f"{self._who()} needs to know the domain; got none. Call layer(x, domain=k), or wrap the model's call: "
+                "with nk.domain(model, k)."
+            )
+        if not 0 <= k < self.num_domains:
+            raise ArgumentError(f"{self._who()} has domains 0 to {self.num_domains - 1}; got {k}.")
+        mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
+        assert mean is not None and var is not None and count is not None  # noqa: PT018
+        if not self.training:
+            checks.require(
+                count[k] > 0,
+                lambda: ArgumentError(
+                    f"{self._who()} has never seen domain {k} in training; its statistics are made up. "
+                    f"Train on it, or copy another's: running_mean[{k}] = running_mean[j], and so on."
+                ),
+            )
+        return Moments(mean[k], var[k], count[k])
+
+    def _is_torchs(self, **extras: Any) -> bool:
+        return False  # torch's operator has one set of statistics
+
+    def extra_repr(self) -> str:
+        """BatchNorm's line, and the domains."""
+        return super().extra_repr() + f", num_domains={self.num_domains}"
+
+
+class DomainBatchNorm1d(DomainBatchNorm, nn.BatchNorm1d):
+    """Batch normalization per domain, of (N, C) or (N, C, L)."""
+
+    _ranks = (2, 3)
+
+
+class DomainBatchNorm2d(DomainBatchNorm, nn.BatchNorm2d):
+    """Batch normalization per domain, of (N, C, H, W)."""
+
+    _ranks = (4,)
+
+
+@contextmanager
+def domain(model: nn.Module, k: int) -> Iterator[None]:
+    """Let every DomainBatchNorm in `model` use domain `k` inside the block; afterwards each is as it was."""
+    layers = [m for m in model.modules() if isinstance(m, DomainBatchNorm)]
+    if not layers:
+        raise ArgumentError(f"nk.domain needs a model with a DomainBatchNorm; {type(model).__name__} has none.")
+    before = [layer.domain for layer in layers]
+    for layer in layers:
+        layer.domain = k
+    try:
+        yield
+    finally:
+        for layer, old in zip(layers, before, strict=True):
+            layer.domain = old

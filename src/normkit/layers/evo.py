@@ -1,0 +1,120 @@
+"""EvoNorm (Liu et al. 2020): normalisation and activation as one function, found by search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit import checks
+from normkit.kernels import reference
+from normkit.layers._channels import ChannelNorm
+from normkit.layers.batch import Affine
+
+
+class EvoNorm(ChannelNorm):
+    """What both share: gamma and beta, and a third parameter `v` per channel that bends the function."""
+
+    def __init__(self, num_features: int, eps: float, affine: Affine, device: Any, dtype: Any) -> None:
+        super().__init__(num_features, eps, affine, None, device, dtype)
+        self.v = self._parameter((num_features,), device, dtype)
+
+    def reset_parameters(self) -> None:
+        """Set gamma and v to one and beta to zero, and forget the running statistics."""
+        super().reset_parameters()
+        nn.init.ones_(self.v)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise and activate."""
+        return self._run(input)
+
+
+class EvoNormB0(EvoNorm):
+    """EvoNorm with batch statistics, of (N, C, H, W).
+
+        y = x / max(sqrt(var_batch + eps), v * x + sqrt(var_instance + eps)) * weight + bias
+
+    Args:
+        num_features: channels of the input.
+        eps: added to the variances.
+        momentum: weight of the new batch in the running variance; None averages over all batches.
+        affine: gamma and beta (True), neither (False), or one of them ("scale", "shift").
+        device: where the parameters live.
+        dtype: the parameters' type.
+    """
+
+    running_var: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: Affine = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(num_features, eps, affine, device, dtype)
+        self._track(momentum, True, {"running_var": (num_features,)}, device, dtype)
+        self.reset_parameters()
+
+    def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
+        over = (0, 2, 3)
+        self._check(input, over if self._uses_batch() else None)
+        wide = input.to(reference.working_dtype(input))
+        instance = reference.moments(wide, (2, 3))
+        if self._uses_batch():
+            batch = reference.moments(wide, over)
+            var = batch.var
+            if self._writes():
+                self._update_(running_var=batch.unbiased_var.detach().flatten())
+        else:
+            var = self._view(self.running_var, input).to(wide.dtype)
+        bent = self._view(self.v, input) * wide + (instance.var + self.eps).sqrt()
+        return self._finish(wide / torch.maximum((var + self.eps).sqrt(), bent), input, None)
+
+
+class EvoNormS0(EvoNorm):
+    """EvoNorm with the statistics of groups of channels of one example, of (N, C, H, W).
+
+        y = x * sigmoid(v * x) / sqrt(var_group + eps) * weight + bias
+
+    Args:
+        num_features: channels of the input.
+        groups: of channels; must divide num_features.
+        eps: added to the variances.
+        affine: gamma and beta (True), neither (False), or one of them ("scale", "shift").
+        device: where the parameters live.
+        dtype: the parameters' type.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        groups: int = 32,
+        *,
+        eps: float = 1e-5,
+        affine: Affine = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(num_features, eps, affine, device, dtype)
+        checks.groups(groups, num_features, type(self).__name__, "groups")
+        self.groups = groups
+        self.reset_parameters()
+
+    def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
+        self._check(input, None)
+        values = self.num_features // self.groups * input.shape[2] * input.shape[3]
+        checks.more_than_one(values, input, self._who(), "group", "Use fewer groups.")
+        wide = input.to(reference.working_dtype(input))
+        size = self.num_features // self.groups
+        var = reference.moments(wide.unflatten(1, (self.groups, size)), (2, 3, 4)).var
+        std = (var + self.eps).sqrt().expand(-1, -1, size, -1, -1).flatten(1, 2)  # (N, C, 1, 1)
+        return self._finish(wide * torch.sigmoid(self._view(self.v, input) * wide) / std, input, None)
+
+    def extra_repr(self) -> str:
+        """The common line, and the groups."""
+        return super().extra_repr() + f", groups={self.groups}"

@@ -1,0 +1,89 @@
+"""Filter response normalization and the thresholded linear unit (Singh & Krishnan 2020)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit import checks
+from normkit.kernels import reference, select
+from normkit.kernels.reference import Recipe
+from normkit.layers._norm import NormLayer
+
+
+class FilterResponseNorm2d(NormLayer):
+    """Divide each channel of each example by its root mean square, and cut it off at a learned threshold.
+
+        max(weight * x / sqrt(mean(x^2) + |eps|) + bias, tau)
+
+    Args:
+        num_features: channels of the input, C of (N, C, H, W).
+        eps: added to the mean square over the positions.
+        learnable_eps: learn one eps per channel, beginning with this one; for maps of 1 x 1, where eps decides.
+        threshold: False leaves out tau: only the normalization.
+        device: where the parameters live.
+        dtype: the parameters' type.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter
+    tau: nn.Parameter | None
+    eps: float | nn.Parameter
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-6,
+        *,
+        learnable_eps: bool = False,
+        threshold: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        checks.options(eps, None, None)
+        super().__init__()
+        self.num_features, self._initial_eps = num_features, eps
+        for name in ["weight", "bias", *(["tau"] if threshold else []), *(["eps"] if learnable_eps else [])]:
+            self.register_parameter(name, nn.Parameter(torch.empty(num_features, device=device, dtype=dtype)))
+        if not threshold:
+            self.register_parameter("tau", None)
+        if not learnable_eps:
+            self.eps = eps
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set gamma to one, beta and tau to zero, and a learned eps to its first value."""
+        first = {"weight": 1.0, "bias": 0.0, "tau": 0.0, "eps": self._initial_eps}
+        for name, p in self.named_parameters():
+            nn.init.constant_(p, first[name])
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise each channel of each example, and cut it off below."""
+        return self._run(input)
+
+    def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
+        checks.batch_input(input, f"{type(self).__name__}({self.num_features})", (self.num_features,), (4,))
+        if self.tau is None and not isinstance(self.eps, Tensor):
+            return self._normalize(input)
+        # Rounded before it is compared, a value would tie with tau by chance, and ties share the gradient.
+        y = self._normalize(input.to(reference.working_dtype(input)))
+        if self.tau is not None:
+            y = torch.maximum(y, self.tau.to(y.dtype).reshape(1, -1, 1, 1))
+        return y.to(input.dtype)
+
+    def _normalize(self, x: Tensor) -> Tensor:
+        weight, bias = (t.reshape(1, -1, 1, 1) for t in (self.weight, self.bias))
+        if not isinstance(self.eps, Tensor):
+            return select.normalize(x, Recipe((2, 3), self.eps, centred=False), weight=weight, bias=bias)[0]
+        m = reference.moments(x, (2, 3), centred=False)
+        m = m._replace(var=m.var + self.eps.to(x.dtype).abs().reshape(1, -1, 1, 1))
+        return reference.normalize_with(x, m, weight, bias, None, Recipe((2, 3), 0.0, centred=False))
+
+    def extra_repr(self) -> str:
+        """Channels, the first eps, and what is left out or learned."""
+        return (
+            f"{self.num_features}, eps={self._initial_eps}, learnable_eps={isinstance(self.eps, Tensor)}, "
+            f"threshold={self.tau is not None}"
+        )

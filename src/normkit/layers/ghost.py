@@ -1,0 +1,74 @@
+"""Ghost batch normalization (Hoffer, Hubara & Soudry 2017): a large batch, normalised as several small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.errors import ArgumentError
+from normkit.functional import batch as functional
+from normkit.layers.batch import BatchNorm
+from normkit.moments import Moments
+
+
+class GhostBatchNorm(BatchNorm):
+    """What the ghost norms share: in training, every chunk of the batch has statistics of its own.
+
+    The running statistics move once a batch, towards the merged moments of all its chunks.
+
+    Args, beyond BatchNorm's:
+        chunk_size: examples per chunk; the last chunk takes what is left, and joins the one before it if that is a
+            single value per channel.
+    """
+
+    def __init__(self, num_features: int, *args: Any, chunk_size: int = 128, **kwargs: Any) -> None:
+        super().__init__(num_features, *args, **kwargs)
+        if chunk_size < 1:
+            raise ArgumentError(f"chunk_size must be at least 1 example; got {chunk_size}.")
+        self.chunk_size = chunk_size
+
+    def _normalize_batch(
+        self, input: Tensor, residual: Tensor | None, mask: Tensor | None, stored: Moments | None
+    ) -> tuple[Tensor, Moments]:
+        mask = functional.check_batch(input, self._features(), None, None, residual, mask, self._who())
+        sizes = self._sizes(input)
+        chunks = zip(input.split(sizes), _split(residual, sizes), _split(mask, sizes), strict=True)
+        done = [super(GhostBatchNorm, self)._normalize_batch(x, r, m, stored) for x, r, m in chunks]
+        return torch.cat([y for y, _ in done]), reduce(Moments.merge, [m for _, m in done])
+
+    def _sizes(self, input: Tensor) -> list[int]:
+        examples, rest = input.shape[0], input.shape[0] % self.chunk_size
+        sizes = [self.chunk_size] * (examples // self.chunk_size) + ([rest] if rest else [])
+        alone = rest == 1 and input[0, 0].numel() == 1
+        if len(sizes) > 1 and alone:
+            sizes[-2:] = [self.chunk_size + 1]
+        return sizes or [0]
+
+    def _is_torchs(self, **extras: Any) -> bool:
+        return not self.training and super()._is_torchs(**extras)
+
+    def extra_repr(self) -> str:
+        """BatchNorm's line, and the chunk."""
+        return super().extra_repr() + f", chunk_size={self.chunk_size}"
+
+
+def _split(t: Tensor | None, sizes: list[int]) -> Sequence[Tensor | None]:
+    return [None] * len(sizes) if t is None else t.split(sizes)
+
+
+class GhostBatchNorm1d(GhostBatchNorm, nn.BatchNorm1d):
+    """Ghost batch normalization of (N, C) or (N, C, L)."""
+
+    _ranks = (2, 3)
+    _torch = nn.BatchNorm1d
+
+
+class GhostBatchNorm2d(GhostBatchNorm, nn.BatchNorm2d):
+    """Ghost batch normalization of (N, C, H, W)."""
+
+    _ranks = (4,)
+    _torch = nn.BatchNorm2d

@@ -1,0 +1,85 @@
+"""Group normalization (Wu & He 2018)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from normkit import checks
+from normkit.activations import ActivationName
+from normkit.functional import within as functional
+from normkit.layers._norm import NormLayer
+from normkit.layers.batch import Affine, check_affine
+
+
+class GroupNorm(NormLayer, nn.GroupNorm):
+    """Group normalization: mean and variance over the positions of each group of channels of each example.
+
+    Args:
+        num_groups: groups that the channels are divided into; must divide num_channels.
+        num_channels: channels of the input, C of (N, C, ...).
+        eps: added to the variance.
+        affine: gamma and beta per channel (True), neither (False), or one of them ("scale", "shift").
+        device: where the parameters live.
+        dtype: the parameters' type.
+        bias: False is another spelling of affine="scale".
+        activation: applied to the output: "relu", "leaky_relu", "silu", "gelu", "sigmoid" or "tanh".
+
+    Call:
+        layer(x), layer(x, residual=r) for activation(GN(x) + r), layer(x, mask=m) for statistics over those positions
+        only where m, of shape (N, ...) without the channels, is true.
+    """
+
+    _torch = nn.GroupNorm
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: Affine = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+        activation: ActivationName | None = None,
+    ) -> None:
+        checks.options(eps, None, activation)
+        checks.groups(num_groups, num_channels, type(self).__name__)
+        parts = check_affine(affine, bias)
+        super().__init__(num_groups, num_channels, eps, bool(affine), device, dtype)
+        keep_parts_(self, affine, *parts)
+        self.activation = activation
+
+    def reset_parameters(self) -> None:
+        """Set gamma to one and beta to zero, where they are."""
+        reset_parts_(self)
+
+    def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Normalise each group of channels of each example."""
+        return self._run(input, residual=residual, mask=mask)
+
+    def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
+        who = f"{type(self).__name__}({self.num_groups}, {self.num_channels})"
+        checks.batch_input(input, who, (self.num_channels,), (max(2, input.dim()),))
+        return functional.normalize_groups(
+            input, self.num_groups, self.weight, self.bias, self.eps, self.activation, residual, mask, who
+        )[0]
+
+
+def keep_parts_(layer: nn.Module, affine: Affine, has_weight: bool, has_bias: bool) -> None:
+    """Of gamma and beta, which torch makes together, keep those that were asked for."""
+    layer.affine = affine  # type: ignore[assignment]
+    if not has_weight:
+        layer.register_parameter("weight", None)
+    if not has_bias:
+        layer.register_parameter("bias", None)
+
+
+def reset_parts_(layer: nn.Module) -> None:
+    """Set gamma to one and beta to zero, where they are."""
+    if isinstance(layer.weight, Tensor):
+        nn.init.ones_(layer.weight)
+    if isinstance(layer.bias, Tensor):
+        nn.init.zeros_(layer.bias)

@@ -1,0 +1,116 @@
+"""Instance normalization (Ulyanov, Vedaldi & Lempitsky 2016)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from normkit import checks
+from normkit.activations import ActivationName
+from normkit.functional import within as functional
+from normkit.functional.batch import normalize_stored
+from normkit.kernels.context import is_recomputing
+from normkit.layers._norm import NormLayer
+from normkit.layers.batch import Affine, check_affine
+from normkit.layers.group import keep_parts_, reset_parts_
+from normkit.moments import Moments
+
+
+class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
+    """What the instance norms share: torch's arguments, parameters and buffers, with our arithmetic.
+
+    Args:
+        num_features: channels of the input, C of (N, C, ...) or, for a single example, (C, ...).
+        eps: added to the variance.
+        momentum: weight of the new batch in the running statistics; None leaves them alone, as in torch.
+        affine: gamma and beta (True), neither (False), or one of them ("scale", "shift").
+        track_running_stats: keep running statistics, the average over examples, and normalise with them in
+            evaluation; without them every example uses its own.
+        device: where the parameters live.
+        dtype: the parameters' type.
+        bias: False is another spelling of affine="scale".
+        activation: applied to the output: "relu", "leaky_relu", "silu", "gelu", "sigmoid" or "tanh".
+
+    Call:
+        layer(x), layer(x, residual=r) for activation(IN(x) + r), layer(x, mask=m) for statistics over those positions
+        only where m, of shape (N, ...) without the channels, is true.
+    """
+
+    _rank: ClassVar[int]
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: Affine = False,
+        track_running_stats: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+        activation: ActivationName | None = None,
+    ) -> None:
+        checks.options(eps, momentum, activation)
+        parts = check_affine(affine, bias)
+        super().__init__(num_features, eps, momentum, bool(affine), track_running_stats, device, dtype)  # type: ignore[arg-type]
+        keep_parts_(self, affine, *parts)
+        self.activation = activation
+
+    def reset_parameters(self) -> None:
+        """Set gamma to one and beta to zero, where they are, and forget the running statistics."""
+        self.reset_running_stats()
+        reset_parts_(self)
+
+    def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Normalise with each example's own statistics or, where they are tracked, in evaluation the stored ones."""
+        return self._run(input, residual=residual, mask=mask)
+
+    def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
+        self._check_input_dim(input)
+        if input.dim() < self._rank:
+            batch = [None if t is None else t.unsqueeze(0) for t in (residual, mask)]
+            return self._of_batch(input.unsqueeze(0), *batch).squeeze(0)
+        return self._of_batch(input, residual, mask)
+
+    def _of_batch(self, x: Tensor, residual: Tensor | None, mask: Tensor | None) -> Tensor:
+        weight, bias, eps, activation = self.weight, self.bias, self.eps, self.activation
+        stored = None
+        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
+            stored = Moments(self.running_mean, self.running_var, 0)
+        if stored is not None and not self.training:
+            return normalize_stored(
+                x, stored, weight, bias, eps, activation=activation, residual=residual, mask=mask, who=self._who()
+            )
+        y, own = functional.normalize_instances(x, weight, bias, eps, activation, residual, mask, self._who())
+        if stored is not None and self.momentum is not None and not is_recomputing():
+            functional.update_(stored, own, self.momentum)
+        return y
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        checks.instance_input(input, self._who(), self.num_features, self._rank)
+
+    def _who(self) -> str:
+        return f"{type(self).__name__}({self.num_features})"
+
+
+class InstanceNorm1d(InstanceNorm, nn.InstanceNorm1d):
+    """Instance normalization of (N, C, L) or (C, L)."""
+
+    _rank = 3
+    _torch = nn.InstanceNorm1d
+
+
+class InstanceNorm2d(InstanceNorm, nn.InstanceNorm2d):
+    """Instance normalization of (N, C, H, W) or (C, H, W)."""
+
+    _rank = 4
+    _torch = nn.InstanceNorm2d
+
+
+class InstanceNorm3d(InstanceNorm, nn.InstanceNorm3d):
+    """Instance normalization of (N, C, D, H, W) or (C, D, H, W)."""
+
+    _rank = 5
+    _torch = nn.InstanceNorm3d

@@ -1,0 +1,60 @@
+"""Layer normalization (Ba, Kiros & Hinton 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from normkit import checks
+from normkit.activations import ActivationName
+from normkit.functional import within as functional
+from normkit.kernels.reference import Recipe
+from normkit.layers._norm import NormLayer
+
+
+class LayerNorm(NormLayer, nn.LayerNorm):
+    """Layer normalization: mean and variance over the last dimensions of each example.
+
+    Args:
+        normalized_shape: sizes of the last dimensions, which share statistics; a number for the last alone.
+        eps: added to the variance.
+        elementwise_affine: gamma and beta, of shape normalized_shape.
+        bias: False leaves out beta.
+        device: where the parameters live.
+        dtype: the parameters' type.
+        activation: applied to the output: "relu", "leaky_relu", "silu", "gelu", "sigmoid" or "tanh".
+
+    Call:
+        layer(x), or layer(x, residual=r) for activation(LN(x) + r).
+    """
+
+    _torch = nn.LayerNorm
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: ActivationName | None = None,
+    ) -> None:
+        checks.options(eps, None, activation)
+        shape = checks.normalized_shape(normalized_shape, type(self).__name__)
+        super().__init__(list(shape), eps, elementwise_affine, bias, device, dtype)
+        self.activation = activation
+
+    def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """Normalise each example over its last dimensions."""
+        return self._run(input, residual=residual)
+
+    def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
+        recipe = Recipe(functional.last(input, self.normalized_shape), self.eps, self.activation)
+        who = f"{type(self).__name__}({list(self.normalized_shape)})"
+        return functional.normalize_last(
+            input, self.normalized_shape, self.weight, self.bias, recipe, residual, who=who
+        )

@@ -1,0 +1,143 @@
+"""Moving average batch normalization (Yan et al. 2020), for batches too small to have statistics of their own."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normkit.activations import ActivationName
+from normkit.affine import scale_shift
+from normkit.errors import ArgumentError
+from normkit.functional.batch import average_factor
+from normkit.kernels import moving, reference
+from normkit.kernels.context import is_recomputing, is_transformed
+from normkit.kernels.moving import OVER, Statistics
+from normkit.layers._channels import ChannelNorm
+from normkit.layers.batch import Affine
+from normkit.moments import Moments
+
+RATIO_FROM = 1000  # batches, before the running variance is trusted to correct a batch's
+RATIO_MAX = 5.0
+
+
+class _Passed(NamedTuple):
+    """A batch that went through: by its mean square it is known again when it is computed once more."""
+
+    square: Tensor
+    used: Statistics
+
+
+class MovingBatchNorm2d(ChannelNorm):
+    """Normalisation by the root mean square of the last batches, of (N, C, H, W), without centering.
+
+        y = x / sqrt(var + eps) * ratio * weight + bias,  ratio = clip(sqrt(var + eps) / sqrt(running_var + eps))
+
+    var is the mean of x^2, averaged over the last `buffer_size` batches; the backward averages its statistic likewise.
+    The first max(buffer_size, warmup) batches are normalised each by itself, and the ratio is 1 for the first 1000.
+    The weights before the layer should be centred instead of x.
+
+    Args: BatchNorm's, and
+        buffer_size: batches that are averaged over.
+        warmup: batches before that begins.
+    """
+
+    running_var: Tensor
+    recent_var: Tensor
+    recent_gradient: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.02,
+        affine: Affine = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        buffer_size: int = 16,
+        warmup: int = 100,
+        activation: ActivationName | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, affine, activation, device, dtype)
+        if buffer_size < 1:
+            raise ArgumentError(f"buffer_size must be at least 1 batch; got {buffer_size}.")
+        if warmup < 0:
+            raise ArgumentError(f"warmup must be a number of batches, 0 or more; got {warmup}.")
+        self.buffer_size, self.warmup = buffer_size, warmup
+        shapes: dict[str, tuple[int, ...]] = {
+            "running_var": (num_features,),
+            "recent_var": (buffer_size, num_features),
+            "recent_gradient": (buffer_size, num_features),
+        }
+        self._track(momentum, track_running_stats, shapes, device, dtype)
+        self._passed: deque[_Passed] = deque(maxlen=buffer_size)
+        self.reset_parameters()
+
+    def reset_running_stats(self) -> None:
+        """Set the running variance to one, and forget all batches."""
+        super().reset_running_stats()
+        self._passed.clear()
+
+    def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """Normalise, with the last batches' mean squares in training and the running one in evaluation."""
+        return self._run(input, residual=residual)
+
+    def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
+        self._check(input, OVER if self._uses_batch() else None, residual)
+        wide = input.to(reference.working_dtype(input))
+        if not self._uses_batch():
+            return self._finish(wide * self._inverse_std(self._view(self.running_var, input)), input, residual)
+        if not (self.training and self.track_running_stats):
+            square = reference.moments(wide, OVER, centred=False).var
+            return self._finish(wide * self._inverse_std(square), input, residual)
+        used = self._statistics(reference.moments(wide.detach(), OVER, centred=False).var)
+        return self._finish(moving.normalize(wide, used, self.recent_gradient, self.eps), input, residual)
+
+    def _inverse_std(self, var: Tensor) -> Tensor:
+        var = var.to(reference.working_dtype(var))
+        return scale_shift(Moments(torch.zeros_like(var), var, 1), None, None, self.eps)[0]
+
+    def _statistics(self, square: Tensor) -> Statistics:
+        """What to normalise a batch of this mean square with; written down, unless it has been before."""
+        if is_recomputing():
+            for passed in reversed(self._passed):
+                if torch.equal(passed.square, square):
+                    return passed.used
+        used, recent = self._next(square)
+        if self._writes():
+            self._write_(used, recent)
+            if not torch.compiler.is_compiling() and not is_transformed(square):
+                self._passed.append(_Passed(square, used))
+        return used
+
+    def _next(self, square: Tensor) -> tuple[Statistics, Tensor]:
+        """The statistics for the next batch, and the ring with it."""
+        assert self.num_batches_tracked is not None
+        seen = self.num_batches_tracked
+        places = torch.arange(self.buffer_size, device=seen.device)
+        here = (places == seen % self.buffer_size)[:, None]
+        recent = torch.where(here, square.flatten(), self.recent_var.to(square.dtype))
+        exact = seen < max(self.buffer_size, self.warmup)
+        var = torch.where(exact, square, recent.mean(0).reshape(square.shape))
+        running = self.running_var.to(square.dtype).reshape(square.shape)
+        ratio = ((var + self.eps) / (running + self.eps)).sqrt().clamp(1 / RATIO_MAX, RATIO_MAX)
+        ratio = torch.where(seen < max(RATIO_FROM, self.warmup), torch.ones_like(ratio), ratio)
+        return Statistics(var, ratio, exact, here), recent
+
+    @torch.no_grad()
+    def _write_(self, used: Statistics, recent: Tensor) -> None:
+        assert self.num_batches_tracked is not None
+        seen, var = self.num_batches_tracked, used.var.flatten()
+        factor = average_factor(Moments(self.running_var, self.running_var, seen), self.momentum)
+        moved = (1 - factor) * self.running_var.to(var.dtype) + factor * var
+        self.running_var.copy_(torch.where(seen == 0, var, moved))
+        self.recent_var.copy_(recent)
+        seen.copy_(seen + 1)
+
+    def extra_repr(self) -> str:
+        """A BatchNorm's line, and how many batches."""
+        return super().extra_repr() + f", buffer_size={self.buffer_size}, warmup={self.warmup}"

@@ -1,0 +1,126 @@
+"""Batch Renormalization (Ioffe 2017): training output that agrees with evaluation, for small or skewed batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit import checks
+from normkit.errors import ArgumentError
+from normkit.functional import batch as functional
+from normkit.kernels.context import hold, is_recomputing, is_transformed
+from normkit.kernels.reference import working_dtype
+from normkit.layers.batch import BatchNorm
+from normkit.moments import Moments, ema
+
+Schedule = Callable[[int], tuple[float, float]]
+
+
+def renorm_schedule(total_steps: int) -> Schedule:
+    """The paper's limits, scaled to a run of `total_steps`: plain BN for 3%, d_max 5 at 16%, r_max 3 at 25%.
+
+    The paper had 160,000 steps: r_max = 1 and d_max = 0 for 5,000, then r_max up to 3 at 40,000, d_max to 5 at 25,000.
+    """
+    start, d_end, r_end = (total_steps * part for part in (5 / 160, 25 / 160, 40 / 160))
+
+    def limits(step: int) -> tuple[float, float]:
+        def risen(end: float) -> float:
+            return min(max((step - start) / (end - start), 0.0), 1.0)
+
+        return 1 + 2 * risen(r_end), 5 * risen(d_end)
+
+    return limits
+
+
+class BatchRenorm(BatchNorm):
+    """What the renorms share.
+
+        y = activation(((x - mean) / std * r + d) * weight + bias + residual)
+        r = clip(std / running_std, 1 / r_max, r_max),  d = clip((mean - running_mean) / running_std, -d_max, d_max)
+
+    r and d carry no gradient. While neither is clipped, the output is that of evaluation. As in the paper it is the
+    standard deviation that is averaged; `running_var` holds its square, for evaluation and for torch.
+
+    Args, beyond BatchNorm's:
+        r_max, d_max: the limits.
+        schedule: a function of the step, num_batches_tracked, that gives (r_max, d_max) instead.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *args: Any,
+        r_max: float = 3.0,
+        d_max: float = 5.0,
+        schedule: Schedule | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_features, *args, **kwargs)
+        if not (r_max >= 1 and d_max >= 0):
+            raise ArgumentError(f"r_max must be at least 1 and d_max at least 0; got {r_max} and {d_max}.")
+        checks.tracked(self.track_running_stats, type(self).__name__)
+        self.r_max, self.d_max, self.schedule = r_max, d_max, schedule
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def _normalize_batch(
+        self, input: Tensor, residual: Tensor | None, mask: Tensor | None, stored: Moments | None
+    ) -> tuple[Tensor, Moments]:
+        if stored is None:
+            return super()._normalize_batch(input, residual, mask, stored)
+        r, d = self._correction(input, mask, stored)
+        weight = r if self.weight is None else self.weight * r
+        shift = d if self.weight is None else self.weight * d
+        return self._normalize_with(input, residual, mask, weight, shift if self.bias is None else self.bias + shift)
+
+    def _correction(self, input: Tensor, mask: Tensor | None, stored: Moments) -> tuple[Tensor, Tensor]:
+        if is_recomputing() and self._last is not None:
+            return self._last  # the running statistics have moved since the forward that this one repeats
+        # Detached, not only under no_grad: forward mode must not see r and d move either.
+        batch = functional.moments_of(input.detach(), self._features(), mask, self._who())
+        r_max, d_max = (self.r_max, self.d_max) if self.schedule is None else self.schedule(int(stored.count))
+        std, running_std = self._std(batch), self._std(stored)
+        r = (std / running_std).clamp(1 / r_max, r_max)
+        d = ((batch.mean - stored.mean) / running_std).clamp(-d_max, d_max)
+        if not (torch.compiler.is_compiling() or is_transformed(r)):
+            self._last = r, d
+        return hold(r), hold(d)
+
+    def _update_(self, stored: Moments, batch: Moments) -> None:
+        factor = functional.average_factor(stored, self.momentum)
+        new = ema(stored._replace(var=self._std(stored)), batch._replace(var=self._std(batch)), factor)
+        new = new._replace(var=new.var.square() - self.eps)
+        functional.write_(stored, functional.settle(stored, new, self.nonfinite))
+
+    def _std(self, m: Moments) -> Tensor:
+        return (m.var.to(working_dtype(m.var)) + self.eps).sqrt()
+
+    def _is_torchs(self, **extras: Any) -> bool:
+        return not self.training and super()._is_torchs(**extras)
+
+    def extra_repr(self) -> str:
+        """BatchNorm's line, and the limits."""
+        return super().extra_repr() + f", r_max={self.r_max}, d_max={self.d_max}"
+
+
+class BatchRenorm1d(BatchRenorm, nn.BatchNorm1d):
+    """Batch renormalization of (N, C) or (N, C, L)."""
+
+    _ranks = (2, 3)
+    _torch = nn.BatchNorm1d
+
+
+class BatchRenorm2d(BatchRenorm, nn.BatchNorm2d):
+    """Batch renormalization of (N, C, H, W)."""
+
+    _ranks = (4,)
+    _torch = nn.BatchNorm2d
+
+
+class BatchRenorm3d(BatchRenorm, nn.BatchNorm3d):
+    """Batch renormalization of (N, C, D, H, W)."""
+
+    _ranks = (5,)
+    _torch = nn.BatchNorm3d

@@ -1,0 +1,120 @@
+"""Batch normalization over all processes of a group, on any backend of torch.distributed."""
+
+from __future__ import annotations
+
+import gc
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from normkit import checks
+from normkit.activations import ActivationName
+from normkit.checks import NonFinite
+from normkit.errors import DistributedError
+from normkit.functional import batch as functional
+from normkit.layers.batch import Affine, BatchNorm
+from normkit.moments import Moments
+
+
+class SyncBatchNorm(BatchNorm):
+    """Batch normalization of (N, C, ...) with the statistics of the whole batch, wherever its parts are.
+
+    Forward gathers 2C + 1 numbers, backward sums 2C, once each. Ranks may hold unequal parts, or none. In evaluation,
+    and where there is no process group or only one process, this is BatchNorm.
+
+    Args, beyond BatchNorm's:
+        process_group: the processes that share a batch; None for all. Its time-out bounds the wait for a rank that
+            does not come.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: Affine = True,
+        track_running_stats: bool = True,
+        process_group: Any = None,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+        activation: ActivationName | None = None,
+        nonfinite: NonFinite = "propagate",
+    ) -> None:
+        super().__init__(
+            num_features,
+            eps,
+            momentum,
+            affine,
+            track_running_stats,
+            device,
+            dtype,
+            bias=bias,
+            activation=activation,
+            nonfinite=nonfinite,
+        )
+        self.process_group = process_group
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        checks.batch_input(input, self._who(), self._features(), (max(2, input.dim()),))
+
+    def _normalize_batch(
+        self, input: Tensor, residual: Tensor | None, mask: Tensor | None, stored: Moments | None
+    ) -> tuple[Tensor, Moments]:
+        if not (self.training and self._ranks_sharing() > 1):
+            return super()._normalize_batch(input, residual, mask, stored)
+        return functional.normalize_synced(
+            input,
+            self._features(),
+            self.weight,
+            self.bias,
+            self.eps,
+            activation=self.activation,
+            residual=residual,
+            mask=mask,
+            nonfinite=self.nonfinite,
+            who=self._who(),
+            gather=self._gather,
+            reduce=self._reduce,
+        )
+
+    def _ranks_sharing(self) -> int:
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return 1
+        return distributed.get_world_size(self.process_group)
+
+    def _gather(self, own: Moments) -> Moments:
+        """One collective of 2C + 1 numbers, and the merge that everything goes through."""
+        channels, shape = own.mean.numel(), own.mean.shape
+        count = torch.as_tensor(own.count, device=own.mean.device).flatten()[:1]
+        packed = torch.cat([own.mean.flatten(), own.var.flatten(), count.to(own.mean.dtype)])
+        every = [torch.empty_like(packed) for _ in range(self._ranks_sharing())]
+        self._exchange(lambda: distributed.all_gather(every, packed, group=self.process_group), "forward")
+        parts = (p.split([channels, channels, 1]) for p in every)
+        return reduce(Moments.merge, [Moments(m.view(shape), v.view(shape), n.long()) for m, v, n in parts])
+
+    def _reduce(self, sums: Tensor) -> Tensor:
+        """One collective of 2C numbers."""
+        self._exchange(lambda: distributed.all_reduce(sums, group=self.process_group), "backward")
+        return sums
+
+    def _exchange(self, collective: Any, pass_: str) -> None:
+        try:
+            collective()
+        except RuntimeError as error:
+            raise DistributedError(
+                f"{self._who()} at {_path_of(self)!r} needs all {self._ranks_sharing()} ranks in its {pass_} pass; "
+                "within the group's time-out one did not come. Every rank must run every forward and backward, if need "
+                "be with an empty batch; ranks that stop early can be waited for with join() or kept in step by a "
+                "sampler that drops the rest."
+            ) from error
+
+
+def _path_of(layer: nn.Module) -> str:
+    """The layer's name in the largest model that holds it; looked for only when there is bad news to tell."""
+    models = [m for m in gc.get_objects() if isinstance(m, nn.Module)]
+    names = [name for m in models for name, child in m.named_modules() if child is layer]
+    return max(names, key=len, default="")

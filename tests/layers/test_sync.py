@@ -1,0 +1,194 @@
+"""SyncBatchNorm on real processes: one batch in parts equals one batch whole, with one collective each way."""
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.multiprocessing import spawn
+
+import normkit as nk
+from case import randomise_
+
+CHANNELS = 5
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+def splits(world):
+    """How many examples each rank holds: the same, different numbers, and none on the first rank."""
+    return {
+        "equal": [3] * world,
+        "unequal": [1 + 2 * r for r in range(world)],
+        "empty": [0] + [4] * (world - 1),
+    }
+
+
+def shapes(n):
+    return [(n, CHANNELS), (n, CHANNELS, 3), (n, CHANNELS, 3, 4), (n, CHANNELS, 2, 3, 2)]
+
+
+class Counted:
+    """What the layer asks of torch.distributed: the collectives, and how many numbers each carries."""
+
+    def __init__(self, monkeypatch):
+        self.sizes = []
+        for name, which in (("all_gather", 1), ("all_reduce", 0)):
+            monkeypatch.setattr(distributed, name, self.counting(getattr(distributed, name), which))
+
+    def counting(self, collective, which):
+        def call(*args, **kwargs):
+            self.sizes.append(args[which].numel())
+            return collective(*args, **kwargs)
+
+        return call
+
+
+def in_group(worker):
+    """Run worker(rank, world) inside a gloo group."""
+
+    def run(rank, world, store):
+        torch.set_num_threads(1)
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=30)
+        )
+        try:
+            worker(rank, world)
+        finally:
+            distributed.destroy_process_group()
+
+    return run
+
+
+def step(layer, x, dy, residual, mask):
+    x, residual = x.clone().requires_grad_(), residual.clone().requires_grad_()
+    y = layer(x, residual=residual, mask=mask)
+    y.backward(dy)
+    return y.detach(), x.grad, residual.grad
+
+
+def compare_with_whole_batch(rank, world):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        counted = Counted(monkeypatch)
+        for dtype, tolerance in TOLERANCE.items():
+            for name, sizes in splits(world).items():
+                for shape in shapes(sum(sizes)):
+                    check_one(rank, sizes, shape, dtype, tolerance, counted, f"{name} {shape} {dtype}")
+
+
+def check_one(rank, sizes, shape, dtype, tolerance, counted, what):
+    torch.manual_seed(11)
+    layer = randomise_(nk.SyncBatchNorm(CHANNELS, activation="silu", momentum=0.3)).to(dtype)
+    whole = nk.SyncBatchNorm(CHANNELS, activation="silu", momentum=0.3).to(dtype)
+    whole.load_state_dict(layer.state_dict())
+    whole._ranks_sharing = lambda: 1  # one process with the whole batch
+    x, dy, residual = (torch.randn(shape, dtype=torch.float64).to(dtype) * 2 + 1 for _ in range(3))
+    mask = torch.rand(shape[0], *shape[2:]) > 0.2
+    counted.sizes.clear()
+    found = step(layer, *(t.split(sizes)[rank] for t in (x, dy, residual, mask)))
+    assert counted.sizes == [2 * CHANNELS + 1, 2 * CHANNELS], what
+    expected = step(whole, x, dy, residual, mask)
+    close = {"rtol": tolerance, "atol": tolerance}
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b.split(sizes)[rank], **close, msg=what)
+    for name, p in layer.named_parameters():
+        total = p.grad.double()
+        distributed.all_reduce(total)
+        grad = whole.get_parameter(name).grad.double()
+        torch.testing.assert_close(total, grad, rtol=tolerance, atol=tolerance * shape[0] * 8, msg=what)
+    for name, b in whole.named_buffers():
+        torch.testing.assert_close(layer.get_buffer(name), b, **close, msg=what)
+
+
+def share_by_subgroup(rank, world):
+    """Two pairs of ranks, each with a batch of its own."""
+    pairs = [distributed.new_group([0, 1]), distributed.new_group([2, 3])]
+    torch.manual_seed(3)
+    layer = nk.SyncBatchNorm(CHANNELS, process_group=pairs[rank // 2]).double()
+    torch.manual_seed(20 + rank // 2)
+    x = torch.randn(6, CHANNELS, 4, dtype=torch.float64)
+    y = layer(x.split([2, 4])[rank % 2])
+    expected = nn.BatchNorm1d(CHANNELS).double()(x).split([2, 4])[rank % 2]
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+
+
+def merge_by_the_one_merge(rank, world):
+    calls = []
+    merge = nk.Moments.merge
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(nk.Moments, "merge", lambda a, b: calls.append(1) or merge(a, b))
+        nk.SyncBatchNorm(CHANNELS)(torch.randn(2, CHANNELS))
+    assert len(calls) == world - 1
+
+
+def evaluate_without_speaking(rank, world):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        counted = Counted(monkeypatch)
+        layer = randomise_(nk.SyncBatchNorm(CHANNELS)).eval()
+        layer(torch.randn(2 + rank, CHANNELS))
+        assert counted.sizes == []
+
+
+def refuse_one_value_together(rank, world):
+    layer = nk.SyncBatchNorm(CHANNELS)
+    before = layer.running_mean.clone()
+    with pytest.raises(nk.ShapeError, match="more than 1 value per channel"):
+        layer(torch.randn(1 if rank == 0 else 0, CHANNELS))
+    assert torch.equal(layer.running_mean, before)
+
+
+def miss_a_rank(rank, world):
+    group = distributed.new_group(timeout=timedelta(seconds=2))
+    model = nn.Sequential(
+        nn.Linear(CHANNELS, CHANNELS), nn.ModuleDict({"norm": nk.SyncBatchNorm(CHANNELS, process_group=group)})
+    )
+    layer = model[1]["norm"]
+    if rank == 0:
+        start = time.monotonic()
+        with pytest.raises(
+            nk.DistributedError, match=r"SyncBatchNorm\(5\) at '1.norm' needs all 2 ranks in its forward"
+        ):
+            layer(model[0](torch.randn(3, CHANNELS)))
+        assert 1 < time.monotonic() - start < 20
+        assert layer.num_batches_tracked == 0
+    else:
+        time.sleep(4)  # never comes
+
+
+def everything(rank, world):
+    compare_with_whole_batch(rank, world)
+    merge_by_the_one_merge(rank, world)
+    evaluate_without_speaking(rank, world)
+    refuse_one_value_together(rank, world)
+    if world == 4:
+        share_by_subgroup(rank, world)
+
+
+def run_everything(*args):
+    in_group(everything)(*args)
+
+
+def run_miss_a_rank(*args):
+    in_group(miss_a_rank)(*args)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_parts_equal_the_whole(world, tmp_path):
+    spawn(run_everything, args=(world, tmp_path / "store"), nprocs=world)
+
+
+def test_a_rank_that_never_comes_is_an_error_that_names_the_layer(tmp_path):
+    spawn(run_miss_a_rank, args=(2, tmp_path / "store"), nprocs=2)
+
+
+def test_without_a_process_group_it_is_batch_norm():
+    ours, theirs = randomise_(nk.SyncBatchNorm(3)), nn.BatchNorm1d(3)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(4, 3, 5)
+    torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+
+
+def test_the_order_of_arguments_is_torchs():
+    positional = (3, 1e-3, 0.2, False, True, None, "cpu", torch.float64)
+    assert repr(nk.SyncBatchNorm(*positional)) == repr(nn.SyncBatchNorm(*positional))
