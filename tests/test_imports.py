@@ -11,7 +11,7 @@ ROOT = Path(normkit.__file__).parent
 
 # Each part may import those before it.
 ORDER = [
-    ["errors"],
+    ["errors", "_core"],
     ["moments", "activations"],
     ["affine"],
     ["kernels"],

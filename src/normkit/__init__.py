@@ -2,7 +2,15 @@
 
 from normkit import functional, layers
 from normkit.affine import scale_shift
-from normkit.errors import ArgumentError, DistributedError, DtypeError, NonFiniteError, NormkitError, ShapeError
+from normkit.errors import (
+    ArgumentError,
+    BackendError,
+    DistributedError,
+    DtypeError,
+    NonFiniteError,
+    NormkitError,
+    ShapeError,
+)
 from normkit.layers import (
     AccumulatedBatchNorm2d,
     BatchNorm1d,
@@ -51,6 +59,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AccumulatedBatchNorm2d",
     "ArgumentError",
+    "BackendError",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",

@@ -23,3 +23,7 @@ class NonFiniteError(NormkitError, FloatingPointError):
 
 class DistributedError(NormkitError, RuntimeError):
     """A collective that failed: a rank that did not come, or went away."""
+
+
+class BackendError(NormkitError, RuntimeError):
+    """A backend that was asked for by name, and cannot run."""

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from normkit import checks
 from normkit.activations import ActivationName
-from normkit.affine import scale_shift
 from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
 from normkit.kernels import reference, select
@@ -67,7 +66,7 @@ def batch_norm(
         nonfinite=nonfinite,
     )
     if stored is not None:
-        write_(stored, next_stored(stored, batch, momentum, nonfinite))
+        update_(stored, batch, momentum, nonfinite)
     return y
 
 
@@ -119,7 +118,7 @@ def moments_of(x: Tensor, features: Sequence[int], mask: Tensor | None, who: str
     """Return the moments of a batch, of shape `features`."""
     checks.batch_input(x, who, features, _ranks(x, features))
     mask = checks.position_mask(mask, x, who)
-    return _per_channel(reference.moments(x, _over(x, features), mask), features)
+    return _per_channel(select.moments(x, _over(x, features), mask), features)
 
 
 def normalize_batch(
@@ -231,9 +230,15 @@ def normalize_stored(
     features = stored.mean.shape
     check_batch(x, features, weight, bias, residual, mask, who)
     checks.one_per_channel(stored.var, "running_var", who, features)
-    wide = reference.working_dtype(x)
-    scale, shift = scale_shift(stored._replace(mean=stored.mean.to(wide), var=stored.var.to(wide)), weight, bias, eps)
-    return reference.transform(x, _view(scale, x, features), _view(shift, x, features), residual, activation)
+    kept = Moments(_view(stored.mean, x, features), _view(stored.var, x, features), stored.count)
+    return select.normalize_stored(
+        x,
+        Recipe(_over(x, features), eps, activation),
+        kept,
+        _broadcast(weight, x, features),
+        _broadcast(bias, x, features),
+        residual,
+    )
 
 
 def next_stored(stored: Moments, batch: Moments, momentum: float | Tensor, nonfinite: str = "propagate") -> Moments:
@@ -254,6 +259,12 @@ def settle(stored: Moments, new: Moments, nonfinite: str) -> Moments:
         torch.where(good, var, stored.var),
         torch.where(good, torch.as_tensor(new.count), torch.as_tensor(stored.count)),
     )
+
+
+def update_(stored: Moments, batch: Moments, momentum: float | Tensor, nonfinite: str = "propagate") -> None:
+    """Move the stored tensors, in place, to the statistics after this batch."""
+    if nonfinite == "skip-update" or not select.update_natively_(stored, batch, momentum):
+        write_(stored, next_stored(stored, batch, momentum, nonfinite))
 
 
 @torch.no_grad()

@@ -19,6 +19,15 @@ def is_transformed(t: Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
+def is_watched() -> bool:
+    """Whether operators are being seen one by one, by torch.func, forward-mode derivatives or a dispatch mode."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
 @torch.library.custom_op("normkit::hold", mutates_args=())
 def _hold(t: Tensor) -> Tensor:
     return t.clone()

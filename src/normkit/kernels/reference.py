@@ -155,6 +155,26 @@ class Backward(NamedTuple):
         return None if bias is None else self.dz.sum_to_size(bias.shape).to(bias.dtype)
 
 
+def gradients(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    mask: Tensor | None,
+    recipe: Recipe,
+    wants_dresidual: bool,
+    m: Moments | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, None]:
+    """Return the gradients of x, weight, bias and residual, and None for the recipe; without moments, from x itself."""
+    if m is None:
+        m = moments(x, recipe.over, mask, recipe.centred)
+    back = Backward.of(dy, x, weight, bias, residual, m, recipe)
+    dx = back.dx(back.sums(recipe.over), m.count, mask, recipe.centred).to(x.dtype)
+    dresidual = back.dz.to(dy.dtype) if wants_dresidual else None
+    return dx, back.dweight(weight), back.dbias(bias), dresidual, None
+
+
 class Normalize(torch.autograd.Function):
     """`normalize` with the analytic gradient (Ioffe & Szegedy 2015, section 3), differentiable once more."""
 
@@ -188,14 +208,10 @@ class Normalize(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Gradients of x, weight, bias and residual."""
         x, weight, bias, residual, mask, mean, var = ctx.saved_tensors
-        over, centred = ctx.recipe.over, ctx.recipe.centred
-        m = Moments(mean, var, count_values(x, over, mask))
-        if torch.is_grad_enabled():  # to be differentiated again, the statistics must be functions of x
-            m = moments(x, over, mask, centred)
-        back = Backward.of(grads[0], x, weight, bias, residual, m, ctx.recipe)
-        dx = back.dx(back.sums(over), m.count, mask, centred).to(x.dtype)
-        dresidual = back.dz.to(grads[0].dtype) if ctx.needs_input_grad[3] else None
-        return dx, back.dweight(weight), back.dbias(bias), dresidual, None, None
+        # To be differentiated again, the statistics must be functions of x.
+        m = None if torch.is_grad_enabled() else Moments(mean, var, count_values(x, ctx.recipe.over, mask))
+        wants = ctx.needs_input_grad[3]
+        return (*gradients(grads[0], x, weight, bias, residual, mask, ctx.recipe, wants, m), None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None, None]:

@@ -117,7 +117,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
     def _update_(self, stored: Moments, batch: Moments) -> None:
         """... or here, in what a batch leaves behind."""
         factor = functional.average_factor(stored, self.momentum)
-        functional.write_(stored, functional.next_stored(stored, batch, factor, self.nonfinite))
+        functional.update_(stored, batch, factor, self.nonfinite)
 
     def _normalize_with(
         self, input: Tensor, residual: Tensor | None, mask: Tensor | None, weight: Tensor | None, bias: Tensor | None

@@ -1,0 +1,242 @@
+"""The C++ loops agree with the reference on any shape, layout and type, and say so when they cannot run."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import normkit as nk
+from case import randomise_
+from normkit.kernels import native, select
+from normkit.kernels.reference import Recipe
+
+_core = pytest.importorskip("normkit._core", reason="normkit was built without its C++ core")
+
+INSTRUCTION_SETS = ["baseline", "avx2", "avx512"]
+BEST = native.instruction_set()
+RUNNABLE = INSTRUCTION_SETS[: INSTRUCTION_SETS.index(BEST) + 1]
+
+ACTIVATIONS = [None, "relu", "leaky_relu"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(params=RUNNABLE)
+def instruction_set(request):
+    _core.use_instruction_set(request.param)
+    yield request.param
+    _core.use_instruction_set(BEST)
+
+
+@st.composite
+def batches(draw):
+    """A batch and all that comes with it: small and odd sizes, either layout, memory that begins anywhere."""
+    rank = draw(st.integers(2, 5))
+    sizes = st.integers(1, 9) if rank > 3 else st.integers(1, 40)
+    shape = (draw(st.integers(2, 7)), draw(st.integers(1, 40)), *(draw(sizes) for _ in range(rank - 2)))
+    dtype, activation = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(ACTIVATIONS))
+    last = rank > 3 and draw(st.booleans())
+    offset = draw(st.integers(0, 3))
+
+    def tensor(mean=0.0):
+        values = (torch.randn(shape, dtype=torch.float64) * 1.5 + mean).to(dtype)
+        if last:
+            values = values.contiguous(memory_format=torch.channels_last if rank == 4 else torch.channels_last_3d)
+        memory = torch.empty(values.numel() + offset, dtype=dtype)[offset:]
+        return memory.as_strided(values.shape, values.stride(), offset).copy_(values)
+
+    x = tensor(draw(st.sampled_from([0.0, 3.0, 1e3])))
+    residual = tensor() if draw(st.booleans()) else None
+    affine = draw(st.sampled_from(["both", "scale", "shift", "none"]))
+    channels = (1, shape[1], *[1] * (rank - 2))
+    weight = torch.randn(channels) if affine in ("both", "scale") else None
+    bias = torch.randn(channels) if affine in ("both", "shift") else None
+    return x, residual, weight, bias, tensor(), Recipe((0, *range(2, rank)), 1e-3, activation)
+
+
+def step(backend, x, residual, weight, bias, dy, recipe):
+    """The output, the moments and all gradients, by one backend."""
+    leaves = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias, residual)]
+    with select.backend(backend):
+        y, m = select.normalize(leaves[0], recipe, weight=leaves[1], bias=leaves[2], residual=leaves[3])
+    grads = torch.autograd.grad(y, [t for t in leaves if t is not None], dy)
+    return [y.detach(), m.mean, m.var, *grads]
+
+
+def assert_rounded_alike(found, expected, dtype):
+    """Equal but for the last digit of the type, where a tie may go either way."""
+    exact = expected.dtype == torch.float64
+    eps = 1e-11 if exact else 1.01 * torch.finfo(expected.dtype).eps
+    tiny = 1e-11 if exact else max(1e-10, float(torch.finfo(dtype).smallest_normal) * eps)
+    torch.testing.assert_close(found.double(), expected.double(), rtol=eps, atol=tiny)
+
+
+@given(case=batches())
+def test_agrees_with_the_reference(instruction_set, case):
+    found, expected = step("native", *case), step("reference", *case)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert_rounded_alike(a, b, case[0].dtype)
+
+
+@given(case=batches())
+def test_evaluation_agrees_with_the_reference(instruction_set, case):
+    x, residual, weight, bias, _, recipe = case
+    stored = nk.Moments(torch.randn(1, *weight_shape(x)), torch.rand(1, *weight_shape(x)) + 0.3, 1)
+    with select.backend("native"):
+        found = select.normalize_stored(x, recipe, stored, weight, bias, residual)
+    with select.backend("reference"):
+        expected = select.normalize_stored(x, recipe, stored, weight, bias, residual)
+    assert_rounded_alike(found, expected, x.dtype)
+
+
+def weight_shape(x):
+    return (x.shape[1], *[1] * (x.dim() - 2))
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 300, 400), (1, 3, 270_000), (3, 7, 30_000), (40_000, 5), (1, 1, 70_000)], ids=str
+)
+def test_few_channels_are_shared_out_over_their_positions(instruction_set, shape):
+    x, dy = torch.randn(shape) * 2 + 5, torch.randn(shape)
+    recipe = Recipe((0, *range(2, len(shape))), 1e-5, "relu")
+    found, expected = (step(b, x, None, None, None, dy, recipe) for b in ("native", "reference"))
+    for a, b in zip(found, expected, strict=True):
+        assert_rounded_alike(a, b, torch.float32)
+
+
+@pytest.mark.parametrize("shape", [(16, 32, 28, 28), (64, 5, 9, 9), (3000, 70), (2, 2, 300, 300)], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["planes", "rows"])
+def test_results_depend_on_neither_threads_nor_luck(shape, layout):
+    x, dy = torch.randn(shape), torch.randn(shape)
+    if len(shape) == 4:
+        x, dy = (t.contiguous(memory_format=layout) for t in (x, dy))
+    recipe = Recipe((0, *range(2, len(shape))), 1e-5, "relu")
+    runs = []
+    for threads in (1, 2, 3, 1):
+        torch.set_num_threads(threads)
+        runs.append(step("native", x, None, None, None, dy, recipe))
+    torch.set_num_threads(1)
+    for other in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("where", [0, 17])
+@pytest.mark.parametrize("shape", [(4, 3, 5, 5), (8, 3)], ids=str)
+def test_nonfinite_values_go_the_same_way(instruction_set, bad, where, shape):
+    x = torch.randn(shape)
+    x.flatten()[where] = bad
+    with select.backend("native"):
+        m = nk.functional.batch_moments(x)
+    mean = x.double().mean((0, *range(2, len(shape))))
+    torch.testing.assert_close(m.mean, mean, equal_nan=True)
+    assert torch.equal(m.var.isfinite(), mean.isfinite())
+
+
+def test_only_the_input_is_kept_for_the_backward():
+    x = torch.randn(16, 8, 14, 14, requires_grad=True)
+    layer, kept = nk.BatchNorm2d(8, activation="relu"), []
+
+    def pack(t):
+        kept.append(t)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        layer(x)
+    large = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept if t.numel() == x.numel()}
+    assert sum(large.values()) == x.untyped_storage().nbytes()
+
+
+def test_a_second_derivative_is_made_of_operators():
+    x = torch.randn(6, 3, 4, requires_grad=True)
+    layer = randomise_(nk.BatchNorm1d(3, activation="leaky_relu"))
+    (dx,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    (found,) = torch.autograd.grad(dx.square().sum(), x)
+    wide = x.detach().double().requires_grad_()
+    (dx,) = torch.autograd.grad(layer.double()(wide).square().sum(), wide, create_graph=True)
+    (expected,) = torch.autograd.grad(dx.square().sum(), wide)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_running_statistics_are_those_of_the_reference():
+    x = torch.randn(6, 3, 4, 4) * 3 + 1
+    layers = []
+    for backend in ("auto", "reference"):
+        torch.manual_seed(1)
+        layers.append(randomise_(nk.BatchNorm2d(3, momentum=0.3)))
+        with select.backend(backend):
+            version = layers[-1].running_mean._version
+            layers[-1](x)
+            assert layers[-1].running_mean._version > version  # autograd sees the write
+    for name, b in layers[0].named_buffers():
+        assert torch.equal(b, layers[1].get_buffer(name)), name
+
+
+REFUSED = {
+    "float64": lambda x: (x.double(), Recipe((0, 2, 3), 1e-5)),
+    "silu": lambda x: (x, Recipe((0, 2, 3), 1e-5, "silu")),
+    "mean": lambda x: (x, Recipe((0, 2, 3), 1e-5, None, centred=False)),
+    "contiguous or channels_last": lambda x: (x[:, :, ::2], Recipe((0, 2, 3), 1e-5)),
+    "batch statistics": lambda x: (x, Recipe((2, 3), 1e-5)),
+    "meta": lambda x: (x.to("meta"), Recipe((0, 2, 3), 1e-5)),
+}
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_asked_for_by_name_it_runs_or_says_why_not(word):
+    x, recipe = REFUSED[word](torch.randn(4, 3, 6, 6))
+    with select.backend("native"), pytest.raises(nk.BackendError, match=f"cannot run: .*{word}.*auto"):
+        select.normalize(x, recipe)
+    y, _ = select.normalize(x, recipe)
+    assert y.shape == x.shape
+
+
+def test_operators_are_seen_by_who_watches_them():
+    """A dispatch mode sees what flows through the layer; the loops would hide it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += 1
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(4, 3, 6, 6)
+    layer = nk.BatchNorm2d(3)
+    with Seen() as seen:
+        layer(x)
+    assert seen.count > 10
+
+
+def test_a_core_that_is_not_there_is_said_so(monkeypatch):
+    assert select.status() == {"backend": "native", "instruction set": BEST}
+    monkeypatch.setattr(native, "WHY_NOT", "normkit was built without its C++ core")
+    assert select.status()["why"] == "normkit was built without its C++ core"
+    layer = nk.BatchNorm2d(3)
+    assert layer(torch.randn(4, 3, 6, 6)).isfinite().all()
+    with select.backend("native"), pytest.raises(nk.BackendError, match="without its C"):
+        layer(torch.randn(4, 3, 6, 6))
+
+
+def test_unknown_backends_and_instruction_sets():
+    with pytest.raises(nk.ArgumentError, match="backend must be one of"), select.backend("cuda"):
+        pass
+    with pytest.raises(ValueError, match="does not run neon"):
+        _core.use_instruction_set("neon")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "more than 0 arguments"),
+        ((7, 0, 0, 1, 1, 1, 0.1, 0, 0, 0, 0, 8, 8), "does not have"),
+        ((0, 9, 0, 1, 1, 1, 0.1, 0, 0, 0, 0, 8, 8), "does not have"),
+        ((0, 0, 0, -1, 1, 1, 0.1, 0, 0, 0, 0, 8, 8), "must not be negative"),
+        ((0, 0, 1, 1, 1, 5, 0.1, 0, 0, 0, 0, 8, 8), "rows have s = 1"),
+        ((0, 0, 0, 1, 1, 1, 0.1, 0, 0, 0, 0, 0, 0), "need memory"),
+    ],
+)
+def test_the_core_checks_at_its_door(arguments, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        _core.moments(*arguments)
