@@ -1,7 +1,4 @@
-"""BN + ReLU, ours over torch eager: interleaved in one run, medians of the ratio with quartiles.
-
-The reference kernels are built to be right, not fast. This says what that costs.
-"""
+"""BN + ReLU, torch eager over ours: interleaved in one run, medians of the ratio with quartiles. More is better."""
 
 import statistics
 import time
@@ -10,9 +7,16 @@ import torch
 from torch import nn
 
 import normkit as nk
+from normkit.kernels import select
 
-SHAPES = [(32, 64, 56, 56), (64, 256, 14, 14), (8, 2048, 7, 7), (256, 512), (32, 64)]
-ROUNDS = 9
+MAPS = [(32, 64, 56, 56), (64, 256, 14, 14), (128, 64, 32, 32), (8, 2048, 7, 7)]
+CASES = [
+    *((shape, torch.contiguous_format, torch.float32) for shape in [*MAPS, (256, 512), (32, 64)]),
+    *((shape, torch.channels_last, torch.float32) for shape in MAPS),
+    *((MAPS[0], layout, torch.bfloat16) for layout in (torch.contiguous_format, torch.channels_last)),
+    ((256, 512), torch.contiguous_format, torch.bfloat16),
+]
+ROUNDS = 15
 
 
 def seconds(step):
@@ -35,21 +39,34 @@ def make_step(layer, x, training):
     return step
 
 
+def ratio(shape, layout, dtype, training):
+    kind = {2: "1d", 4: "2d"}[len(shape)]
+    x = torch.randn(shape).to(dtype)
+    if len(shape) == 4:
+        x = x.contiguous(memory_format=layout)
+    x.requires_grad_()
+    ours = make_step(getattr(nk, f"BatchNorm{kind}")(shape[1], activation="relu"), x, training)
+    theirs = make_step(nn.Sequential(getattr(nn, f"BatchNorm{kind}")(shape[1]), nn.ReLU()), x, training)
+    for warm_up in (ours, theirs, ours, theirs):
+        warm_up()
+    return statistics.quantiles((seconds(theirs) / seconds(ours) for _ in range(ROUNDS)), n=4)
+
+
 def main():
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; time over torch eager's, median (quartiles)")
-    for shape in SHAPES:
-        kind = {2: "1d", 4: "2d"}[len(shape)]
-        x = torch.randn(shape, requires_grad=True)
-        line = f"{shape!s:<20}"
-        for training in (True, False):
-            ours = make_step(getattr(nk, f"BatchNorm{kind}")(shape[1], activation="relu"), x, training)
-            theirs = make_step(nn.Sequential(getattr(nn, f"BatchNorm{kind}")(shape[1]), nn.ReLU()), x, training)
-            ours()
-            theirs()
-            ratios = [seconds(ours) / seconds(theirs) for _ in range(ROUNDS)]
-            low, mid, high = statistics.quantiles(ratios, n=4)
-            line += f"  {'training' if training else 'evaluation'} {mid:5.1f} ({low:.1f} to {high:.1f})"
-        print(line)
+    print(f"torch {torch.__version__}, {select.status()}; torch eager's time over ours, median (quartiles)")
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        medians = {"training": [], "evaluation": []}
+        for shape, layout, dtype in CASES:
+            name = "channels_last" if layout == torch.channels_last else ""
+            line = f"{threads} threads  {shape!s:<18}{name:<14}{str(dtype)[6:]:<9}"
+            for mode in medians:
+                low, mid, high = ratio(shape, layout, dtype, mode == "training")
+                medians[mode].append(mid)
+                line += f"  {mode} {mid:5.2f} ({low:.2f} to {high:.2f})"
+            print(line)
+        for mode, values in medians.items():
+            print(f"{threads} threads  {mode}: geometric mean {statistics.geometric_mean(values):.2f}")
 
 
 if __name__ == "__main__":
