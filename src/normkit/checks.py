@@ -33,13 +33,13 @@ def options(eps: float, momentum: float | Tensor | None, activation: str | None,
         raise ArgumentError(f"nonfinite must be one of {known}; got {nonfinite!r}.")
 
 
-def tracked(track_running_stats: bool, who: str) -> None:
+def tracked(track_running_stats: bool, who: object) -> None:
     """Check that a layer which lives by its running statistics has them."""
     if not track_running_stats:
         raise ArgumentError(f"{who} needs its running statistics; got track_running_stats=False.")
 
 
-def batch_input(x: Tensor, who: str, features: Sequence[int], ranks: Sequence[int]) -> None:
+def batch_input(x: Tensor, who: object, features: Sequence[int], ranks: Sequence[int]) -> None:
     """Check rank, channels (and positions, where statistics are per position) and type of a batch norm's input."""
     if is_exporting():
         return  # the sizes of a recorded graph are not this input's; torch.jit.trace warns when they are read
@@ -59,13 +59,13 @@ def batch_input(x: Tensor, who: str, features: Sequence[int], ranks: Sequence[in
     raise ShapeError(f"{who} needs {needed}; got {tuple(x.shape)}. {hint}")
 
 
-def floating(x: Tensor, who: str) -> None:
+def floating(x: Tensor, who: object) -> None:
     """Check that there is something to divide."""
     if not x.is_floating_point():
         raise DtypeError(f"{who} needs a floating point input; got {x.dtype}. Convert it first: x.float().")
 
 
-def last_dimensions(x: Tensor, who: str, shape: Sequence[int]) -> None:
+def last_dimensions(x: Tensor, who: object, shape: Sequence[int]) -> None:
     """Check the input of a norm over the last dimensions."""
     if is_exporting():
         return
@@ -78,7 +78,7 @@ def last_dimensions(x: Tensor, who: str, shape: Sequence[int]) -> None:
     raise ShapeError(f"{who} needs (..., {', '.join(map(str, shape))}); got {tuple(x.shape)}. {hint}")
 
 
-def instance_input(x: Tensor, who: str, channels: int, rank: int) -> None:
+def instance_input(x: Tensor, who: object, channels: int, rank: int) -> None:
     """Check an instance norm's input: a batch of `rank` dimensions, or one example without the first."""
     if is_exporting():
         return
@@ -94,7 +94,7 @@ def instance_input(x: Tensor, who: str, channels: int, rank: int) -> None:
     raise ShapeError(f"{who} needs ({batch}) or ({batch.removeprefix('N, ')}); got {tuple(x.shape)}. {hint}")
 
 
-def normalized_shape(shape: int | Sequence[int], who: str) -> tuple[int, ...]:
+def normalized_shape(shape: int | Sequence[int], who: object) -> tuple[int, ...]:
     """Return the sizes of the last dimensions that share statistics, as a tuple."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if not sizes or min(sizes) < 1:
@@ -104,7 +104,7 @@ def normalized_shape(shape: int | Sequence[int], who: str) -> tuple[int, ...]:
     return sizes
 
 
-def groups(divisor: int, num_channels: int, who: str, name: str = "num_groups") -> None:
+def groups(divisor: int, num_channels: int, who: object, name: str = "num_groups") -> None:
     """Check that groups of channels come out even, whether their number is given or their size."""
     if divisor < 1 or num_channels % divisor:
         fitting = [g for g in range(1, num_channels + 1) if num_channels % g == 0]
@@ -114,7 +114,7 @@ def groups(divisor: int, num_channels: int, who: str, name: str = "num_groups") 
         )
 
 
-def one_per_channel(t: Tensor | None, name: str, who: str, features: Sequence[int], each: str = "channel") -> None:
+def one_per_channel(t: Tensor | None, name: str, who: object, features: Sequence[int], each: str = "channel") -> None:
     """Check the shape of a weight, bias or running statistic."""
     if t is not None and tuple(t.shape) != tuple(features):
         raise ShapeError(
@@ -122,7 +122,7 @@ def one_per_channel(t: Tensor | None, name: str, who: str, features: Sequence[in
         )
 
 
-def same_shape(residual: Tensor | None, x: Tensor, who: str) -> None:
+def same_shape(residual: Tensor | None, x: Tensor, who: object) -> None:
     """Check that what is added fits what it is added to."""
     if residual is not None and residual.shape != x.shape:
         raise ShapeError(
@@ -131,7 +131,7 @@ def same_shape(residual: Tensor | None, x: Tensor, who: str) -> None:
         )
 
 
-def position_mask(mask: Tensor | None, x: Tensor, who: str) -> Tensor | None:
+def position_mask(mask: Tensor | None, x: Tensor, who: object) -> Tensor | None:
     """Return the mask as booleans that broadcast against x: (N, 1, ...)."""
     if mask is None:
         return None
@@ -151,7 +151,7 @@ def position_mask(mask: Tensor | None, x: Tensor, who: str) -> Tensor | None:
     return mask.bool()
 
 
-def enough_values(count: int | Tensor, x: Tensor, who: str) -> None:
+def enough_values(count: int | Tensor, x: Tensor, who: object) -> None:
     """Check that a training batch has a variance at all."""
 
     def error() -> ShapeError:
@@ -167,7 +167,7 @@ def enough_values(count: int | Tensor, x: Tensor, who: str) -> None:
         raise error()
 
 
-def more_than_one(count: int, x: Tensor, who: str, where: str, remedy: str) -> None:
+def more_than_one(count: int, x: Tensor, who: object, where: str, remedy: str) -> None:
     """Check that what shares statistics is more than one value, which less its own mean is always zero."""
     if count <= 1 and not is_exporting():
         raise ShapeError(
@@ -176,7 +176,7 @@ def more_than_one(count: int, x: Tensor, who: str, where: str, remedy: str) -> N
         )
 
 
-def finite(batch: Moments, who: str) -> None:
+def finite(batch: Moments, who: object) -> None:
     """Raise where a batch's statistics are not finite, naming the channels."""
     good = batch.mean.isfinite() & batch.var.isfinite()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.errors import ArgumentError
-from normkit.functional.batch import normalize_stored, write_
+from normkit.functional.parts import Terms, normalize_stored, write_
 from normkit.kernels import select
 from normkit.kernels.reference import Recipe, working_dtype
 from normkit.moments import Moments, ema
@@ -113,9 +113,8 @@ def instance_norm(
     if not use_input_stats:
         if stored is None:
             raise ArgumentError("instance_norm needs running_mean and running_var, or use_input_stats; got neither.")
-        return normalize_stored(
-            input, stored, weight, bias, eps, activation=activation, residual=residual, mask=mask, who="instance_norm"
-        )
+        terms = Terms(stored.mean.shape, weight, bias, eps, activation, residual, mask, who="instance_norm")
+        return normalize_stored(input, stored, terms)
     checks.one_per_channel(running_mean, "running_mean", "instance_norm", input.shape[1:2])
     checks.one_per_channel(running_var, "running_var", "instance_norm", input.shape[1:2])
     y, own = normalize_instances(input, weight, bias, eps, activation, residual, mask)

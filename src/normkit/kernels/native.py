@@ -15,7 +15,7 @@ from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
 
 try:
-    from normkit import _core
+    import normkit._core as _core
 except ImportError as error:  # installed without a compiler
     _core = None  # type: ignore[assignment]
     WHY_NOT: str | None = f"normkit was built without its C++ core ({error})"

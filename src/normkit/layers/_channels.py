@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import checks
-from normkit.functional.batch import average_factor
+from normkit.functional.parts import average_factor
 from normkit.kernels import reference
 from normkit.kernels.context import is_recomputing
 from normkit.layers._norm import NormLayer

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor, fx, nn
 
 from normkit.kernels.context import is_exporting
 from normkit.kernels.reference import finish
+
+
+class Name:
+    """A layer's name for errors, put together when one is printed and not before."""
+
+    def __init__(self, who: Callable[[], str]) -> None:
+        self._who = who
+
+    def __str__(self) -> str:
+        return self._who()
+
+
+def name(who: Callable[[], str]) -> object:
+    """Return what to call a layer in errors; a compiler, which cannot wait to see one printed, gets it at once."""
+    return who() if torch.compiler.is_compiling() else Name(who)
 
 
 class NormLayer(nn.Module):

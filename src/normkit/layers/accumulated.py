@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import ArgumentError
-from normkit.functional import batch as functional
+from normkit.functional import parts
+from normkit.functional.parts import Terms
 from normkit.kernels.context import is_recomputing
 from normkit.kernels.reference import working_dtype
 from normkit.layers.batch import BatchNorm
@@ -47,24 +48,10 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
         self.register_buffer("window_count", torch.zeros(micro_batches, 1, **like).long(), persistent=False)
         self.register_buffer("micro_step", torch.zeros((), **like).long(), persistent=False)
 
-    def _normalize_batch(
-        self, input: Tensor, residual: Tensor | None, mask: Tensor | None, stored: Moments | None
-    ) -> tuple[Tensor, Moments]:
+    def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
         # A forward repeated by activation checkpointing stands where it stood before: its own slot is left out.
         slot = (self.micro_step - int(is_recomputing())) % self.micro_batches
-        y, own, merged = functional.normalize_among(
-            input,
-            self._others(slot),
-            self._features(),
-            self.weight,
-            self.bias,
-            self.eps,
-            activation=self.activation,
-            residual=residual,
-            mask=mask,
-            nonfinite=self.nonfinite,
-            who=self._who(),
-        )
+        y, own, merged = parts.normalize_among(input, self._others(slot), terms)
         if not is_recomputing():
             self._remember_(slot, own)
         return y, Moments(merged.mean.detach(), merged.var.detach(), merged.count)
@@ -91,13 +78,13 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
         self.micro_step.add_(1)
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
-        factor = functional.average_factor(stored, self.momentum)
-        new = functional.next_stored(stored, batch, factor, self.nonfinite)
+        factor = parts.average_factor(stored, self.momentum)
+        new = parts.next_stored(stored, batch, factor, self.nonfinite)
         complete = self.micro_step % self.micro_batches == 0
         kept = (
             torch.where(complete, torch.as_tensor(n), torch.as_tensor(old)) for n, old in zip(new, stored, strict=True)
         )
-        functional.write_(stored, Moments(*kept))
+        parts.write_(stored, Moments(*kept))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # A move to half precision takes the parameters along; statistics are never kept in less than float32.

@@ -11,9 +11,10 @@ from normkit import checks
 from normkit.activations import ActivationName
 from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
-from normkit.functional import batch as functional
+from normkit.functional import parts
+from normkit.functional.parts import Terms
 from normkit.kernels.context import is_recomputing
-from normkit.layers._norm import NormLayer
+from normkit.layers._norm import NormLayer, name
 from normkit.moments import Moments
 
 Affine = bool | Literal["scale", "shift"]
@@ -90,57 +91,39 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
         self._check_input_dim(input)
+        terms = Terms(
+            self._features(),
+            self.weight,
+            self.bias,
+            self.eps,
+            self.activation,
+            residual,
+            mask,
+            self.nonfinite,
+            name(self._who),
+        )
         stored = self._stored()
         if not self.training and stored is not None:
-            return functional.normalize_stored(
-                input,
-                stored,
-                self.weight,
-                self.bias,
-                self.eps,
-                activation=self.activation,
-                residual=residual,
-                mask=mask,
-                who=self._who(),
-            )
-        y, batch = self._normalize_batch(input, residual, mask, stored)
+            return parts.normalize_stored(input, stored, terms)
+        y, batch = self._normalize_batch(input, terms, stored)
         if stored is not None and self.training and self.track_running_stats and not is_recomputing():
             self._update_(stored, batch)
         return y
 
-    def _normalize_batch(
-        self, input: Tensor, residual: Tensor | None, mask: Tensor | None, stored: Moments | None
-    ) -> tuple[Tensor, Moments]:
+    def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
         """Normalise with the batch's statistics, and return those too. Relatives differ here, ..."""
-        return self._normalize_with(input, residual, mask, self.weight, self.bias)
+        return parts.normalize_batch(input, terms)
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
         """... or here, in what a batch leaves behind."""
-        factor = functional.average_factor(stored, self.momentum)
-        functional.update_(stored, batch, factor, self.nonfinite)
-
-    def _normalize_with(
-        self, input: Tensor, residual: Tensor | None, mask: Tensor | None, weight: Tensor | None, bias: Tensor | None
-    ) -> tuple[Tensor, Moments]:
-        return functional.normalize_batch(
-            input,
-            self._features(),
-            weight,
-            bias,
-            self.eps,
-            activation=self.activation,
-            residual=residual,
-            mask=mask,
-            nonfinite=self.nonfinite,
-            who=self._who(),
-        )
+        parts.update_(stored, batch, parts.average_factor(stored, self.momentum), self.nonfinite)
 
     def extra_repr(self) -> str:
         """Torch's line, and what is set beyond it."""
         return super().extra_repr() + (f", nonfinite={self.nonfinite}" if self.nonfinite != "propagate" else "")
 
     def _check_input_dim(self, input: Tensor) -> None:
-        checks.batch_input(input, self._who(), self._features(), self._ranks)
+        checks.batch_input(input, name(self._who), self._features(), self._ranks)
 
     def _features(self) -> tuple[int, ...]:
         """The shape of one set of statistics."""

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from normkit import checks
 from normkit.activations import ActivationName
-from normkit.functional import batch as functional
-from normkit.layers._norm import NormLayer
+from normkit.functional import parts
+from normkit.functional.parts import Terms
+from normkit.layers._norm import NormLayer, name
 from normkit.layers.batch import Affine, check_affine
 from normkit.moments import Moments
 
@@ -74,19 +75,10 @@ class FrozenBatchNorm(NormLayer):
         return self._run(input, residual=residual)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
-        who = f"{type(self).__name__}({self.num_features})"
+        who = name(lambda: f"{type(self).__name__}({self.num_features})")
         checks.batch_input(input, who, (self.num_features,), self._ranks)
-        return functional.normalize_stored(
-            input,
-            Moments(self.running_mean, self.running_var, 0),
-            self.weight,
-            self.bias,
-            self.eps,
-            activation=self.activation,
-            residual=residual,
-            mask=None,
-            who=who,
-        )
+        terms = Terms((self.num_features,), self.weight, self.bias, self.eps, self.activation, residual, who=who)
+        return parts.normalize_stored(input, Moments(self.running_mean, self.running_var, 0), terms)
 
     def _torch_forward(self, input: Tensor) -> Tensor:
         return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)

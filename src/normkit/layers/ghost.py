@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import ArgumentError
-from normkit.functional import batch as functional
+from normkit.functional import parts
+from normkit.functional.parts import Terms
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments
 
@@ -31,13 +32,11 @@ class GhostBatchNorm(BatchNorm):
             raise ArgumentError(f"chunk_size must be at least 1 example; got {chunk_size}.")
         self.chunk_size = chunk_size
 
-    def _normalize_batch(
-        self, input: Tensor, residual: Tensor | None, mask: Tensor | None, stored: Moments | None
-    ) -> tuple[Tensor, Moments]:
-        mask = functional.check_batch(input, self._features(), None, None, residual, mask, self._who())
+    def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
+        terms = terms.check(input)
         sizes = self._sizes(input)
-        chunks = zip(input.split(sizes), _split(residual, sizes), _split(mask, sizes), strict=True)
-        done = [super(GhostBatchNorm, self)._normalize_batch(x, r, m, stored) for x, r, m in chunks]
+        chunks = zip(input.split(sizes), _split(terms.residual, sizes), _split(terms.mask, sizes), strict=True)
+        done = [parts.normalize_batch(x, terms._replace(residual=r, mask=m)) for x, r, m in chunks]
         return torch.cat([y for y, _ in done]), reduce(Moments.merge, [m for _, m in done])
 
     def _sizes(self, input: Tensor) -> list[int]:

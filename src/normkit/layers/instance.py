@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
-from normkit.functional.batch import normalize_stored
+from normkit.functional.parts import Terms, normalize_stored
 from normkit.kernels.context import is_recomputing
 from normkit.layers._norm import NormLayer
 from normkit.layers.batch import Affine, check_affine
@@ -80,9 +80,8 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             stored = Moments(self.running_mean, self.running_var, 0)
         if stored is not None and not self.training:
-            return normalize_stored(
-                x, stored, weight, bias, eps, activation=activation, residual=residual, mask=mask, who=self._who()
-            )
+            terms = Terms((self.num_features,), weight, bias, eps, activation, residual, mask, who=self._who())
+            return normalize_stored(x, stored, terms)
         y, own = functional.normalize_instances(x, weight, bias, eps, activation, residual, mask, self._who())
         if stored is not None and self.momentum is not None and not is_recomputing():
             functional.update_(stored, own, self.momentum)

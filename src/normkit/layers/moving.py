@@ -11,7 +11,7 @@ from torch import Tensor
 from normkit.activations import ActivationName
 from normkit.affine import scale_shift
 from normkit.errors import ArgumentError
-from normkit.functional.batch import average_factor
+from normkit.functional.parts import average_factor
 from normkit.kernels import moving, reference
 from normkit.kernels.context import is_recomputing, is_transformed
 from normkit.kernels.moving import OVER, Statistics

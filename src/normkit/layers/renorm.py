@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from normkit import checks
 from normkit.errors import ArgumentError
-from normkit.functional import batch as functional
+from normkit.functional import parts
+from normkit.functional.parts import Terms
 from normkit.kernels.context import hold, is_recomputing, is_transformed
 from normkit.kernels.reference import working_dtype
 from normkit.layers.batch import BatchNorm
@@ -65,21 +66,20 @@ class BatchRenorm(BatchNorm):
         self.r_max, self.d_max, self.schedule = r_max, d_max, schedule
         self._last: tuple[Tensor, Tensor] | None = None
 
-    def _normalize_batch(
-        self, input: Tensor, residual: Tensor | None, mask: Tensor | None, stored: Moments | None
-    ) -> tuple[Tensor, Moments]:
+    def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
         if stored is None:
-            return super()._normalize_batch(input, residual, mask, stored)
-        r, d = self._correction(input, mask, stored)
+            return super()._normalize_batch(input, terms, stored)
+        r, d = self._correction(input, terms, stored)
         weight = r if self.weight is None else self.weight * r
         shift = d if self.weight is None else self.weight * d
-        return self._normalize_with(input, residual, mask, weight, shift if self.bias is None else self.bias + shift)
+        bias = shift if self.bias is None else self.bias + shift
+        return super()._normalize_batch(input, terms._replace(weight=weight, bias=bias), stored)
 
-    def _correction(self, input: Tensor, mask: Tensor | None, stored: Moments) -> tuple[Tensor, Tensor]:
+    def _correction(self, input: Tensor, terms: Terms, stored: Moments) -> tuple[Tensor, Tensor]:
         if is_recomputing() and self._last is not None:
             return self._last  # the running statistics have moved since the forward that this one repeats
         # Detached, not only under no_grad: forward mode must not see r and d move either.
-        batch = functional.moments_of(input.detach(), self._features(), mask, self._who())
+        batch = parts.moments_of(input.detach(), terms.features, terms.mask, terms.who)
         r_max, d_max = (self.r_max, self.d_max) if self.schedule is None else self.schedule(int(stored.count))
         std, running_std = self._std(batch), self._std(stored)
         r = (std / running_std).clamp(1 / r_max, r_max)
@@ -89,10 +89,10 @@ class BatchRenorm(BatchNorm):
         return hold(r), hold(d)
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
-        factor = functional.average_factor(stored, self.momentum)
+        factor = parts.average_factor(stored, self.momentum)
         new = ema(stored._replace(var=self._std(stored)), batch._replace(var=self._std(batch)), factor)
         new = new._replace(var=new.var.square() - self.eps)
-        functional.write_(stored, functional.settle(stored, new, self.nonfinite))
+        parts.write_(stored, parts.settle(stored, new, self.nonfinite))
 
     def _std(self, m: Moments) -> Tensor:
         return (m.var.to(working_dtype(m.var)) + self.eps).sqrt()

@@ -13,7 +13,9 @@ from normkit import checks
 from normkit.activations import ActivationName
 from normkit.checks import NonFinite
 from normkit.errors import DistributedError
-from normkit.functional import batch as functional
+from normkit.functional import parts
+from normkit.functional.parts import Terms
+from normkit.layers._norm import name
 from normkit.layers.batch import Affine, BatchNorm
 from normkit.moments import Moments
 
@@ -59,27 +61,12 @@ class SyncBatchNorm(BatchNorm):
         self.process_group = process_group
 
     def _check_input_dim(self, input: Tensor) -> None:
-        checks.batch_input(input, self._who(), self._features(), (max(2, input.dim()),))
+        checks.batch_input(input, name(self._who), self._features(), (max(2, input.dim()),))
 
-    def _normalize_batch(
-        self, input: Tensor, residual: Tensor | None, mask: Tensor | None, stored: Moments | None
-    ) -> tuple[Tensor, Moments]:
+    def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
         if not (self.training and self._ranks_sharing() > 1):
-            return super()._normalize_batch(input, residual, mask, stored)
-        return functional.normalize_synced(
-            input,
-            self._features(),
-            self.weight,
-            self.bias,
-            self.eps,
-            activation=self.activation,
-            residual=residual,
-            mask=mask,
-            nonfinite=self.nonfinite,
-            who=self._who(),
-            gather=self._gather,
-            reduce=self._reduce,
-        )
+            return super()._normalize_batch(input, terms, stored)
+        return parts.normalize_synced(input, terms, self._gather, self._reduce)
 
     def _ranks_sharing(self) -> int:
         if not (distributed.is_available() and distributed.is_initialized()):
@@ -93,8 +80,8 @@ class SyncBatchNorm(BatchNorm):
         packed = torch.cat([own.mean.flatten(), own.var.flatten(), count.to(own.mean.dtype)])
         every = [torch.empty_like(packed) for _ in range(self._ranks_sharing())]
         self._exchange(lambda: distributed.all_gather(every, packed, group=self.process_group), "forward")
-        parts = (p.split([channels, channels, 1]) for p in every)
-        return reduce(Moments.merge, [Moments(m.view(shape), v.view(shape), n.long()) for m, v, n in parts])
+        split = (p.split([channels, channels, 1]) for p in every)
+        return reduce(Moments.merge, [Moments(m.view(shape), v.view(shape), n.long()) for m, v, n in split])
 
     def _reduce(self, sums: Tensor) -> Tensor:
         """One collective of 2C numbers."""
