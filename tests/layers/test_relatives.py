@@ -1,6 +1,7 @@
 """The identities that tie BatchNorm's relatives to it, and what only they can do."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -72,6 +73,14 @@ class TestRenorm:
         r_max, d_max = limits(15_000)
         assert (r_max, d_max) == (pytest.approx(1 + 2 * 10 / 35), pytest.approx(2.5))
         assert nk.renorm_schedule(1_600)(400) == (3.0, 5.0)
+
+    def test_a_layer_with_a_schedule_can_be_pickled(self):
+        layer = nk.BatchRenorm2d(4, schedule=nk.renorm_schedule(100))
+        assert pickle.loads(pickle.dumps(layer)).schedule(25) == (3.0, 5.0)
+
+    def test_the_schedule_needs_a_length(self):
+        with pytest.raises(nk.ArgumentError, match="number of training steps; got 0"):
+            nk.renorm_schedule(0)
 
     def test_the_schedule_follows_the_batches_seen(self):
         layer, bn = twins(nk.BatchRenorm2d, schedule=lambda step: (1.0, 0.0) if step < 8 else (3.0, 5.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,15 +26,17 @@ def renorm_schedule(total_steps: int) -> Schedule:
 
     The paper had 160,000 steps: r_max = 1 and d_max = 0 for 5,000, then r_max up to 3 at 40,000, d_max to 5 at 25,000.
     """
-    start, d_end, r_end = (total_steps * part for part in (5 / 160, 25 / 160, 40 / 160))
+    if total_steps < 1:
+        raise ArgumentError(f"renorm_schedule needs the number of training steps; got {total_steps}.")
+    return partial(_paper_limits, total_steps)  # not a closure: a layer with a schedule can be pickled
 
-    def limits(step: int) -> tuple[float, float]:
-        def risen(end: float) -> float:
-            return min(max((step - start) / (end - start), 0.0), 1.0)
 
-        return 1 + 2 * risen(r_end), 5 * risen(d_end)
+def _paper_limits(total_steps: int, step: int) -> tuple[float, float]:
+    def risen(end: float) -> float:
+        paper_step = step * 160_000 / total_steps
+        return min(max((paper_step - 5_000) / (end - 5_000), 0.0), 1.0)
 
-    return limits
+    return 1 + 2 * risen(40_000), 5 * risen(25_000)
 
 
 class BatchRenorm(BatchNorm):
