@@ -172,6 +172,42 @@ def test_running_statistics_are_those_of_the_reference():
         assert torch.equal(b, layers[1].get_buffer(name)), name
 
 
+def test_inference_mode():
+    with torch.inference_mode():
+        layer = randomise_(nk.BatchNorm2d(3))  # its buffers have no version to count
+        twin = torch.nn.BatchNorm2d(3)
+        twin.load_state_dict(layer.state_dict())
+        x = torch.randn(4, 3, 5, 5)
+        torch.testing.assert_close(layer(x), twin(x))
+        torch.testing.assert_close(layer.running_var, twin.running_var)
+        torch.testing.assert_close(layer.eval()(x), twin.eval()(x))
+
+
+def test_a_gradient_that_shares_its_memory():
+    x = torch.randn(4, 3, 5, 5, requires_grad=True)
+    layer = randomise_(nk.BatchNorm2d(3, activation="relu"))
+    (found,) = torch.autograd.grad(layer(x), x, torch.ones(()).expand(x.shape))
+    (expected,) = torch.autograd.grad(layer(x), x, torch.ones(x.shape))
+    assert torch.equal(found, expected)
+
+
+def test_the_input_as_its_own_residual():
+    x = torch.randn(4, 3, 5, 5, requires_grad=True)
+    layer = randomise_(nk.BatchNorm2d(3, activation="relu", track_running_stats=False))
+    found = torch.autograd.grad(layer(x, residual=x).square().sum(), x)
+    expected = torch.autograd.grad(layer(x, residual=x.clone()).square().sum(), x)
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_input_changed_before_the_backward_is_noticed():
+    x = torch.randn(4, 3, 5, 5, requires_grad=True)
+    moved = x * 1
+    y = nk.BatchNorm2d(3)(moved)
+    moved.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 REFUSED = {
     "float64": lambda x: (x.double(), Recipe((0, 2, 3), 1e-5)),
     "silu": lambda x: (x, Recipe((0, 2, 3), 1e-5, "silu")),

@@ -248,4 +248,5 @@ def update_(stored: Moments, batch: Moments, momentum: float) -> None:
         count.data_ptr() if isinstance(count, Tensor) else 0,
     )
     for written in (stored.mean, stored.var, *([count] if isinstance(count, Tensor) else [])):
-        torch.autograd.graph.increment_version(written)  # as an operator's in-place write would
+        if not written.is_inference():
+            torch.autograd.graph.increment_version(written)  # as an operator's in-place write would
