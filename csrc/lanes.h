@@ -61,6 +61,7 @@ struct One {
   template <class T> static One load(const T* p) { return {widen(*p)}; }
   template <class T> void store(T* p) const { narrow(v, *p); }
   template <class T> void stream(T* p) const { narrow(v, *p); }
+  static void fence() {}  // nothing streams
   double sum() const { return v; }
   friend One operator+(One a, One b) { return {a.v + b.v}; }
   friend One operator-(One a, One b) { return {a.v - b.v}; }
@@ -97,6 +98,7 @@ struct Lanes {
   }
   void stream(float* p) const { _mm256_stream_ps(p, _mm512_cvtpd_ps(v)); }
   template <class T> void stream(T* p) const { store(p); }
+  static void fence() { _mm_sfence(); }  // streamed stores must be seen before a thread says that it is done
   double sum() const { return _mm512_reduce_add_pd(v); }
   friend Lanes operator+(Lanes a, Lanes b) { return {_mm512_add_pd(a.v, b.v)}; }
   friend Lanes operator-(Lanes a, Lanes b) { return {_mm512_sub_pd(a.v, b.v)}; }
@@ -142,6 +144,7 @@ struct Lanes {
   }
   void stream(float* p) const { _mm_stream_ps(p, _mm256_cvtpd_ps(v)); }
   template <class T> void stream(T* p) const { store(p); }
+  static void fence() { _mm_sfence(); }  // streamed stores must be seen before a thread says that it is done
   double sum() const {
     const __m128d half = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
     return _mm_cvtsd_f64(_mm_add_sd(half, _mm_unpackhi_pd(half, half)));

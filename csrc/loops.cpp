@@ -22,6 +22,7 @@ template <class F> void run(ParallelFor parallel_for, int64_t tasks, F f) {
   parallel_for(tasks, [](int64_t begin, int64_t end, void* context) {
     F& body = *static_cast<F*>(context);
     for (int64_t i = begin; i < end; ++i) body(i);
+    Lanes::fence();
   }, &f);
 }
 
@@ -43,16 +44,16 @@ template <Activation A, class V> V gate(V sign, V dy) {
 }
 
 template <class V, class T, Activation A, bool R> struct Element {
-  static V forward(const T* x, const T* residual, const Map<V>& m) {
-    V z = fma(V::load(x) - m.mean, m.scale, m.bias);
-    if constexpr (R) z = z + V::load(residual);
+  static V forward(const T* x, const T* residual, int64_t i, const Map<V>& m) {
+    V z = fma(V::load(x + i) - m.mean, m.scale, m.bias);
+    if constexpr (R) z = z + V::load(residual + i);
     return activate<A>(z);
   }
   // The gradient that enters the normalisation, and x about its mean. With a residual the output's sign is the sum's.
-  static V gradient(const T* dy, const T* y, const Map<V>& m, V centred) {
-    if constexpr (A == Activation::none) return V::load(dy);
-    if constexpr (R) return gate<A>(V::load(y), V::load(dy));
-    return gate<A>(fma(centred, m.scale, m.bias), V::load(dy));
+  static V gradient(const T* dy, const T* y, int64_t i, const Map<V>& m, V centred) {
+    if constexpr (A == Activation::none) return V::load(dy + i);
+    if constexpr (R) return gate<A>(V::load(y + i), V::load(dy + i));
+    return gate<A>(fma(centred, m.scale, m.bias), V::load(dy + i));
   }
 };
 
@@ -94,15 +95,15 @@ void forward_run(const T* x, const T* residual, T* y, int64_t n, Map<double> m, 
   int64_t i = 0;
   constexpr int64_t line = V::width * int64_t(sizeof(T));
   if (stream) {
-    for (; i < n && reinterpret_cast<uintptr_t>(y + i) % line; ++i) E1::forward(x + i, residual + i, one).store(y + i);
+    for (; i < n && reinterpret_cast<uintptr_t>(y + i) % line; ++i) E1::forward(x, residual, i, one).store(y + i);
     for (; i + 2 * V::width <= n; i += 2 * V::width) {
-      const V a = E::forward(x + i, residual + i, map), b = E::forward(x + i + V::width, residual + i + V::width, map);
+      const V a = E::forward(x, residual, i, map), b = E::forward(x, residual, i + V::width, map);
       a.stream(y + i);
       b.stream(y + i + V::width);
     }
   }
-  for (; i + V::width <= n; i += V::width) E::forward(x + i, residual + i, map).store(y + i);
-  for (; i < n; ++i) E1::forward(x + i, residual + i, one).store(y + i);
+  for (; i + V::width <= n; i += V::width) E::forward(x, residual, i, map).store(y + i);
+  for (; i < n; ++i) E1::forward(x, residual, i, one).store(y + i);
 }
 
 template <class T, Activation A, bool R>
@@ -114,8 +115,8 @@ void backward_sum_run(const T* dy, const T* x, const T* y, int64_t n, Map<double
   int64_t i = 0;
   for (; i + 2 * V::width <= n; i += 2 * V::width) {
     const V u = V::load(x + i) - map.mean, w = V::load(x + i + V::width) - map.mean;
-    const V g = E::gradient(dy + i, y + i, map, u);
-    const V h = E::gradient(dy + i + V::width, y + i + V::width, map, w);
+    const V g = E::gradient(dy, y, i, map, u);
+    const V h = E::gradient(dy, y, i + V::width, map, w);
     a = a + g; b = fma(g, u, b);
     c = c + h; d = fma(h, w, d);
   }
@@ -123,20 +124,20 @@ void backward_sum_run(const T* dy, const T* x, const T* y, int64_t n, Map<double
   const Map<One> one{{m.mean}, {m.scale}, {m.bias}};
   for (; i < n; ++i) {
     const One centred = One::load(x + i) - one.mean;
-    const One g = Element<One, T, A, R>::gradient(dy + i, y + i, one, centred);
+    const One g = Element<One, T, A, R>::gradient(dy, y, i, one, centred);
     sums.tail.first += g.v; sums.tail.second += g.v * centred.v;
   }
 }
 
 // dx = scale * (g - mean(g) - centred * k)
 template <class V, class T, Activation A, bool R>
-void backward_element(const T* dy, const T* x, const T* y, T* dx, T* dresidual, const Map<V>& m, V mean_g, V k,
-                      bool stream) {
-  const V centred = V::load(x) - m.mean;
-  const V g = Element<V, T, A, R>::gradient(dy, y, m, centred);
+void backward_element(const T* dy, const T* x, const T* y, T* dx, T* dresidual, int64_t i, const Map<V>& m, V mean_g,
+                      V k, bool stream) {
+  const V centred = V::load(x + i) - m.mean;
+  const V g = Element<V, T, A, R>::gradient(dy, y, i, m, centred);
   const V d = m.scale * (g - mean_g - centred * k);
-  if (stream) d.stream(dx); else d.store(dx);
-  if (dresidual) g.store(dresidual);
+  if (stream) d.stream(dx + i); else d.store(dx + i);
+  if (dresidual) g.store(dresidual + i);
 }
 
 template <class T, Activation A, bool R>
@@ -147,13 +148,13 @@ void backward_run(const T* dy, const T* x, const T* y, T* dx, T* dr, int64_t n, 
   const Map<One> one{{m.mean}, {m.scale}, {m.bias}};
   const V vg = V::all(mean_g), vk = V::all(k);
   const auto single = [&](int64_t i) {
-    backward_element<One, T, A, R>(dy + i, x + i, y + i, dx + i, dr ? dr + i : nullptr, one, {mean_g}, {k}, false);
+    backward_element<One, T, A, R>(dy, x, y, dx, dr, i, one, {mean_g}, {k}, false);
   };
   int64_t i = 0;
   constexpr int64_t line = V::width * int64_t(sizeof(T));
   if (stream) for (; i < n && reinterpret_cast<uintptr_t>(dx + i) % line; ++i) single(i);
   for (; i + V::width <= n; i += V::width) {
-    backward_element<V, T, A, R>(dy + i, x + i, y + i, dx + i, dr ? dr + i : nullptr, map, vg, vk, stream);
+    backward_element<V, T, A, R>(dy, x, y, dx, dr, i, map, vg, vk, stream);
   }
   for (; i < n; ++i) single(i);
 }
@@ -201,6 +202,7 @@ template <class T, Activation A, bool R> struct Planes {
   // Short runs would leave half-written lines at both of their ends.
   bool stream = job.n * job.c * job.s * int64_t(sizeof(T)) >= kStreamBytes && job.s * int64_t(sizeof(T)) >= kLongRun;
 
+  template <class P> static P* from(P* memory, int64_t i) { return memory ? memory + i : nullptr; }
   int64_t at(int64_t n, int64_t c) const { return (n * job.c + c) * job.s; }
   bool few() const { return job.c < kFewChannels && job.n * job.s > kSegment; }
 
@@ -251,7 +253,7 @@ template <class T, Activation A, bool R> struct Planes {
 
   void apply(int64_t c, int64_t n, int64_t first, int64_t size, const Map<double>& map) const {
     const int64_t i = at(n, c) + first;
-    forward_run<T, A, R>(x + i, residual + i, y + i, size, map, stream);
+    forward_run<T, A, R>(x + i, from(residual, i), y + i, size, map, stream);
   }
 
   std::vector<Map<double>> maps(int64_t c0, int64_t c1) const {
@@ -298,13 +300,13 @@ template <class T, Activation A, bool R> struct Planes {
 
   void backward_sum(int64_t c, int64_t n, int64_t first, int64_t size, Map<double> map, Pending& sums) const {
     const int64_t i = at(n, c) + first;
-    backward_sum_run<T, A, R>(dy + i, x + i, y + i, size, map, sums);
+    backward_sum_run<T, A, R>(dy + i, x + i, from(y, i), size, map, sums);
   }
 
   void backward_apply(int64_t c, int64_t n, int64_t first, int64_t size, Map<double> map,
                       std::pair<double, double> k) const {
     const int64_t i = at(n, c) + first;
-    backward_run<T, A, R>(dy + i, x + i, y + i, dx + i, dr ? dr + i : nullptr, size, map, k.first, k.second, stream);
+    backward_run<T, A, R>(dy + i, x + i, from(y, i), dx + i, from(dr, i), size, map, k.first, k.second, stream);
   }
 
   void backward(ParallelFor parallel_for) const {
@@ -429,7 +431,7 @@ template <class T, Activation A, bool R> struct Rows {
         const Map<V> m = map<V>(k, c);
         for (int j = 0; j < K; ++j) {
           const int64_t i = (row + j) * job.c + c;
-          const V out = Element<V, T, A, R>::forward(x + i, residual + i, m);
+          const V out = Element<V, T, A, R>::forward(x, residual, i, m);
           if (streaming) out.stream(y + i); else out.store(y + i);
         }
       });
@@ -445,7 +447,7 @@ template <class T, Activation A, bool R> struct Rows {
         for (int j = 0; j < K; ++j) {
           const int64_t i = (row + j) * job.c + c;
           const V centred = V::load(x + i) - m.mean;
-          const V g = Element<V, T, A, R>::gradient(dy + i, y + i, m, centred);
+          const V g = Element<V, T, A, R>::gradient(dy, y, i, m, centred);
           a = a + g; b = fma(g, centred, b);
         }
         a.store(out + c); b.store(out + job.c + c);
@@ -465,7 +467,7 @@ template <class T, Activation A, bool R> struct Rows {
         const V mean_g = V::load(&k.mean_g[c]), kk = V::load(&k.k[c]);
         for (int j = 0; j < K; ++j) {
           const int64_t i = (row + j) * job.c + c;
-          backward_element<V, T, A, R>(dy + i, x + i, y + i, dx + i, dr ? dr + i : nullptr, m, mean_g, kk, streaming);
+          backward_element<V, T, A, R>(dy, x, y, dx, dr, i, m, mean_g, kk, streaming);
         }
       });
     });
