@@ -138,7 +138,8 @@ def refuse_one_value_together(rank, world):
 
 
 def miss_a_rank(rank, world):
-    group = distributed.new_group(timeout=timedelta(seconds=2))
+    distributed.barrier()  # or a late start would be the missing rank
+    group = distributed.new_group(timeout=timedelta(seconds=4))
     model = nn.Sequential(
         nn.Linear(CHANNELS, CHANNELS), nn.ModuleDict({"norm": nk.SyncBatchNorm(CHANNELS, process_group=group)})
     )
@@ -149,10 +150,10 @@ def miss_a_rank(rank, world):
             nk.DistributedError, match=r"SyncBatchNorm\(5\) at '1.norm' needs all 2 ranks in its forward"
         ):
             layer(model[0](torch.randn(3, CHANNELS)))
-        assert 1 < time.monotonic() - start < 20
+        assert 3 < time.monotonic() - start < 30
         assert layer.num_batches_tracked == 0
     else:
-        time.sleep(4)  # never comes
+        time.sleep(7)  # never comes
 
 
 def everything(rank, world):
