@@ -96,8 +96,8 @@ def refuses(x: Tensor, recipe: Recipe, residual: Tensor | None, mask: Tensor | N
 
 def _statistics(x: Tensor, over: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Memory for a mean and a variance that keep the dimensions `over`."""
-    shape = [1 if d in over else n for d, n in enumerate(x.shape)]
-    return torch.empty(shape, dtype=torch.float64), torch.empty(shape, dtype=torch.float64)
+    both = torch.empty([2, *(1 if d in over else n for d, n in enumerate(x.shape))], dtype=torch.float64)
+    return both[0], both[1]
 
 
 def _pointer(t: Tensor | None) -> int:
@@ -106,10 +106,13 @@ def _pointer(t: Tensor | None) -> int:
 
 def _parameters(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None, int]:
     """Return gamma and beta in one type that the core reads, and that type."""
-    given = [t for t in (weight, bias) if t is not None]
-    dtype = torch.float32 if all(t.dtype == torch.float32 for t in given) else torch.float64
-    weight, bias = (None if t is None else t.detach().to(dtype).contiguous() for t in (weight, bias))
-    return weight, bias, _TYPES[dtype]
+    for t in (weight, bias):
+        if t is not None and not (t.dtype == torch.float32 and t.is_contiguous()):
+            break
+    else:
+        return weight, bias, _TYPES[torch.float32]
+    weight, bias = (None if t is None else t.detach().double().contiguous() for t in (weight, bias))
+    return weight, bias, _TYPES[torch.float64]
 
 
 def _call(
