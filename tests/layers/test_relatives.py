@@ -264,6 +264,18 @@ class TestAccumulated:
         assert layer(randn(2, 4, 3, 3)).isfinite().all()
         assert layer.running_mean.isfinite().all()
 
+    @pytest.mark.parametrize("begin", ["load", "reset"])
+    def test_a_reloaded_or_reset_layer_begins_a_new_window(self, begin):
+        layer, bn = twins(nk.AccumulatedBatchNorm2d, micro_batches=2)
+        for name, b in layer.named_buffers():
+            if name not in layer.state_dict():
+                b.fill_(7)  # what to_empty may find in memory
+        layer.load_state_dict(bn.state_dict()) if begin == "load" else layer.reset_parameters()
+        bn.reset_parameters() if begin == "reset" else None
+        x = randn(3, 4, 3, 3)
+        close(layer(x), bn(x))
+        assert layer.micro_step == 1
+
     def test_half_precision_keeps_its_window_in_float32(self):
         layer = nk.AccumulatedBatchNorm2d(4, micro_batches=2).half()
         assert layer.window_mean.dtype == torch.float32

@@ -86,6 +86,21 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
         )
         parts.write_(stored, Moments(*kept))
 
+    def reset_running_stats(self) -> None:
+        """Forget the running statistics, and the window with them."""
+        super().reset_running_stats()
+        if hasattr(self, "micro_step"):  # torch's constructor comes by before there is one
+            self._forget_window_()
+
+    def _forget_window_(self) -> None:
+        for name in ("window_mean", "window_var", "window_count", "micro_step"):
+            self.get_buffer(name).zero_()
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        # What the window holds belongs to other weights, or, after to_empty, to nobody.
+        super()._load_from_state_dict(*args)
+        self._forget_window_()
+
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # A move to half precision takes the parameters along; statistics are never kept in less than float32.
         super()._apply(fn, recurse)
