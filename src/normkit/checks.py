@@ -155,7 +155,9 @@ def enough_values(count: int | Tensor, x: Tensor, who: object) -> None:
     """Check that a training batch has a variance at all."""
 
     def error() -> ShapeError:
-        many = "a mask that leaves one value or none" if isinstance(count, Tensor) else f"input {tuple(x.shape)}"
+        many = f"input {tuple(x.shape)}"
+        if isinstance(count, Tensor):
+            many += ", of which, after the mask and over all ranks, one value or none counts"
         return ShapeError(
             f"{who} needs more than 1 value per channel in training; got {many}. "
             "Use a larger batch (a DataLoader's drop_last=True drops a last one of 1), or call .eval()."

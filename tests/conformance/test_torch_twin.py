@@ -5,8 +5,6 @@ import torch
 
 from cases import TWINS
 
-LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("case", TWINS, ids=str)

@@ -270,8 +270,11 @@ class TestAccumulated:
         for name, b in layer.named_buffers():
             if name not in layer.state_dict():
                 b.fill_(7)  # what to_empty may find in memory
-        layer.load_state_dict(bn.state_dict()) if begin == "load" else layer.reset_parameters()
-        bn.reset_parameters() if begin == "reset" else None
+        if begin == "load":
+            layer.load_state_dict(bn.state_dict())
+        else:
+            layer.reset_parameters()
+            bn.reset_parameters()
         x = randn(3, 4, 3, 3)
         close(layer(x), bn(x))
         assert layer.micro_step == 1

@@ -12,8 +12,8 @@ from normkit import checks
 from normkit.functional.parts import average_factor
 from normkit.kernels import reference
 from normkit.kernels.context import is_recomputing
+from normkit.layers._affine import Affine, check_affine, reset_parts_
 from normkit.layers._norm import NormLayer
-from normkit.layers.batch import Affine, check_affine
 from normkit.moments import Moments
 
 
@@ -61,10 +61,7 @@ class ChannelNorm(NormLayer):
 
     def reset_parameters(self) -> None:
         """Set gamma to one and beta to zero, where they are, and forget the running statistics."""
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        reset_parts_(self)
         self.reset_running_stats()
 
     def reset_running_stats(self) -> None:

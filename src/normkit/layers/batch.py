@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.checks import NonFinite
-from normkit.errors import ArgumentError
 from normkit.functional import parts
 from normkit.functional.parts import Terms
 from normkit.kernels.context import is_recomputing
+from normkit.layers._affine import Affine, check_affine, keep_parts_, reset_parts_
 from normkit.layers._norm import NormLayer, name
 from normkit.moments import Moments
-
-Affine = bool | Literal["scale", "shift"]
-
-
-def check_affine(affine: Affine, bias: bool = True) -> tuple[bool, bool]:
-    """Return whether there is a gamma, and whether there is a beta."""
-    if affine not in (True, False, "scale", "shift"):
-        raise ArgumentError(f'affine must be True, False, "scale" or "shift"; got {affine!r}.')
-    if affine == "shift" and not bias:
-        raise ArgumentError('affine="shift" is a bias alone; got bias=False with it. Use affine=False for neither.')
-    return affine in (True, "scale"), affine in (True, "shift") and bias
 
 
 class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
@@ -67,23 +56,16 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         nonfinite: NonFinite = "propagate",
     ) -> None:
         checks.options(eps, momentum, activation, nonfinite)
-        has_weight, has_bias = check_affine(affine, bias)
+        has = check_affine(affine, bias)
         super().__init__(num_features, eps, momentum, bool(affine), track_running_stats, device, dtype)
-        self.affine = affine  # type: ignore[assignment]
-        if not has_weight:
-            self.register_parameter("weight", None)
-        if not has_bias:
-            self.register_parameter("bias", None)
+        keep_parts_(self, affine, *has)
         self.activation = activation
         self.nonfinite = nonfinite
 
     def reset_parameters(self) -> None:
         """Set gamma to one and beta to zero, where they are, and forget the running statistics."""
         self.reset_running_stats()
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        reset_parts_(self)
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Normalise, with the batch's statistics in training and the stored ones in evaluation."""

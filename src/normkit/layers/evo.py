@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from normkit import checks
 from normkit.kernels import reference
+from normkit.layers._affine import Affine
 from normkit.layers._channels import ChannelNorm
-from normkit.layers.batch import Affine
 
 
 class EvoNorm(ChannelNorm):

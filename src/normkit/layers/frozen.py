@@ -13,8 +13,8 @@ from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import parts
 from normkit.functional.parts import Terms
+from normkit.layers._affine import Affine, check_affine
 from normkit.layers._norm import NormLayer, name
-from normkit.layers.batch import Affine, check_affine
 from normkit.moments import Moments
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
+from normkit.layers._affine import Affine, check_affine, keep_parts_, reset_parts_
 from normkit.layers._norm import NormLayer
-from normkit.layers.batch import Affine, check_affine
 
 
 class GroupNorm(NormLayer, nn.GroupNorm):
@@ -66,20 +66,3 @@ class GroupNorm(NormLayer, nn.GroupNorm):
         return functional.normalize_groups(
             input, self.num_groups, self.weight, self.bias, self.eps, self.activation, residual, mask, who
         )[0]
-
-
-def keep_parts_(layer: nn.Module, affine: Affine, has_weight: bool, has_bias: bool) -> None:
-    """Of gamma and beta, which torch makes together, keep those that were asked for."""
-    layer.affine = affine  # type: ignore[assignment]
-    if not has_weight:
-        layer.register_parameter("weight", None)
-    if not has_bias:
-        layer.register_parameter("bias", None)
-
-
-def reset_parts_(layer: nn.Module) -> None:
-    """Set gamma to one and beta to zero, where they are."""
-    if isinstance(layer.weight, Tensor):
-        nn.init.ones_(layer.weight)
-    if isinstance(layer.bias, Tensor):
-        nn.init.zeros_(layer.bias)

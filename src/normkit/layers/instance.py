@@ -11,9 +11,8 @@ from normkit.activations import ActivationName
 from normkit.functional import within as functional
 from normkit.functional.parts import Terms, normalize_stored
 from normkit.kernels.context import is_recomputing
+from normkit.layers._affine import Affine, check_affine, keep_parts_, reset_parts_
 from normkit.layers._norm import NormLayer
-from normkit.layers.batch import Affine, check_affine
-from normkit.layers.group import keep_parts_, reset_parts_
 from normkit.moments import Moments
 
 

@@ -15,8 +15,8 @@ from normkit.functional.parts import average_factor
 from normkit.kernels import moving, reference
 from normkit.kernels.context import is_recomputing, is_transformed
 from normkit.kernels.moving import OVER, Statistics
+from normkit.layers._affine import Affine
 from normkit.layers._channels import ChannelNorm
-from normkit.layers.batch import Affine
 from normkit.moments import Moments
 
 RATIO_FROM = 1000  # batches, before the running variance is trusted to correct a batch's

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from normkit.activations import ActivationName
 from normkit.affine import scale_shift
 from normkit.kernels import reference
+from normkit.layers._affine import Affine
 from normkit.layers._channels import ChannelNorm
-from normkit.layers.batch import Affine
 from normkit.moments import Moments
 
 

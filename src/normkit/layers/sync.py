@@ -15,8 +15,9 @@ from normkit.checks import NonFinite
 from normkit.errors import DistributedError
 from normkit.functional import parts
 from normkit.functional.parts import Terms
+from normkit.layers._affine import Affine
 from normkit.layers._norm import name
-from normkit.layers.batch import Affine, BatchNorm
+from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments
 
 
