@@ -4,6 +4,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,7 @@ void on_torchs_threads(int64_t tasks, Body body, void* context) {
 
 ParallelFor threads_for(const Job& job) {
   constexpr int64_t worth_sharing = 32 * 1024;
-  return torch_parallel_for && job.n * job.c * job.s > worth_sharing ? on_torchs_threads : on_this_thread;
+  return torch_parallel_for && job.size() > worth_sharing ? on_torchs_threads : on_this_thread;
 }
 
 // The arguments of a call, one after the other; the first that does not fit ends it with a Python error.
@@ -54,6 +55,14 @@ class Arguments {
   double real() {
     PyObject* v = next();
     return v ? PyFloat_AsDouble(v) : 0;
+  }
+  void bytes(void* to, Py_ssize_t size) {
+    PyObject* v = next();
+    char* from = nullptr;
+    Py_ssize_t found = 0;
+    if (!v || PyBytes_AsStringAndSize(v, &from, &found) != 0) return;
+    if (found == size) std::memcpy(to, from, size_t(size));
+    else PyErr_Format(PyExc_ValueError, "a header has %zd bytes; got %zd", size, found);
   }
   template <class T> T* pointer() { return reinterpret_cast<T*>(integer()); }
   bool done() {
@@ -73,55 +82,47 @@ class Arguments {
   Py_ssize_t count_, used_ = 0;
 };
 
-// Gamma and beta in double, whatever type they have; empty where there are none.
-std::vector<double> parameters(const void* values, Type type, int64_t n) {
-  std::vector<double> out;
-  if (!values) return out;
-  out.resize(n);
-  if (type == Type::f64) for (int64_t i = 0; i < n; ++i) out[i] = static_cast<const double*>(values)[i];
-  else for (int64_t i = 0; i < n; ++i) out[i] = static_cast<const float*>(values)[i];
-  return out;
-}
-
-struct Call {
-  Job job{};
-  std::vector<double> weight, bias;
-
-  // (type, activation, rows, n, c, s, eps, x, weight, bias, type of both, mean, var)
-  explicit Call(Arguments& in) {
-    job.type = Type(in.integer());
-    job.activation = Activation(in.integer());
-    job.rows = in.integer() != 0;
-    job.n = in.integer();
-    job.c = in.integer();
-    job.s = in.integer();
-    job.eps = in.real();
-    job.x = in.pointer<void>();
-    const void* w = in.pointer<void>();
-    const void* b = in.pointer<void>();
-    const Type parameter = Type(in.integer());
-    job.mean = in.pointer<double>();
-    job.var = in.pointer<double>();
-    if (!in.ok()) return;
-    if (job.n < 0 || job.c < 0 || job.s < 0 || (job.rows && job.s != 1) || !job.mean || !job.var) {
-      PyErr_SetString(PyExc_ValueError, "sizes must not be negative, rows have s = 1, and statistics need memory");
-      return;
-    }
-    if (int(job.type) < 0 || int(job.type) > 2 || int(job.activation) < 0 || int(job.activation) > 2 ||
-        (parameter != Type::f32 && parameter != Type::f64)) {
-      PyErr_SetString(PyExc_ValueError, "a type or activation that the core does not have");
-      return;
-    }
-    weight = parameters(w, parameter, job.c);
-    bias = parameters(b, parameter, job.c);
-    job.weight = weight.empty() ? nullptr : weight.data();
-    job.bias = bias.empty() ? nullptr : bias.data();
-  }
+// What every call of a kind of layer has in common, packed once by Python: nine integers and eps.
+struct Header {
+  int64_t type, activation, channels_last, centred, populations, examples, groups, channels, positions;
+  double eps;
 };
+
+// The arguments that every kernel begins with: (header, x, weight, bias, means and after them variances).
+Job begin(Arguments& in) {
+  Job job{};
+  Header h{};
+  in.bytes(&h, sizeof(h));
+  job.x = in.pointer<void>();
+  job.weight = in.pointer<float>();
+  job.bias = in.pointer<float>();
+  job.mean = in.pointer<double>();
+  if (!in.ok()) return job;
+  for (int64_t size : {h.populations, h.examples, h.groups, h.channels, h.positions}) {
+    if (size < 0) PyErr_SetString(PyExc_ValueError, "sizes must not be negative");
+  }
+  if (h.type < 0 || h.type > 2 || h.activation < 0 || h.activation > 2) {
+    PyErr_SetString(PyExc_ValueError, "a type or activation that the core does not have");
+  }
+  if (!job.mean) PyErr_SetString(PyExc_ValueError, "statistics need memory");
+  job.type = Type(h.type);
+  job.activation = Activation(h.activation);
+  job.channels_last = h.channels_last != 0;
+  job.centred = h.centred != 0;
+  job.populations = h.populations;
+  job.examples = h.examples;
+  job.groups = h.groups;
+  job.channels = h.channels;
+  job.positions = h.positions;
+  job.eps = h.eps;
+  job.var = job.mean + job.populations * job.groups;
+  job.count = double(job.group_size());
+  return job;
+}
 
 PyObject* finish(Arguments& in, const Job& job, void (*kernel)(const Job&, ParallelFor)) {
   if (!in.done()) return nullptr;
-  if (job.n * job.c * job.s > 0) {
+  if (job.size() > 0) {
     Py_BEGIN_ALLOW_THREADS
     kernel(job, threads_for(job));
     Py_END_ALLOW_THREADS
@@ -131,61 +132,117 @@ PyObject* finish(Arguments& in, const Job& job, void (*kernel)(const Job&, Paral
 
 PyObject* py_moments(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
-  Call call(in);
-  return in.ok() ? finish(in, call.job, kernels->moments) : nullptr;
+  return finish(in, begin(in), kernels->moments);
 }
 
-template <bool training> PyObject* py_forward(PyObject*, PyObject* const* args, Py_ssize_t n) {
+// Running statistics that move along with a forward: (mean, variance, number of batches, whether both are double,
+// weight of the batch). Null: there are none.
+struct Update {
+  void *mean, *var;
+  int64_t* batches;
+  bool wide;
+  double momentum;
+  explicit Update(Arguments& in)
+      : mean(in.pointer<void>()), var(in.pointer<void>()), batches(in.pointer<int64_t>()), wide(in.integer() != 0),
+        momentum(in.real()) {}
+
+  void operator()(const Job& job) const {
+    if (!mean) return;
+    if (wide) move<double>(job); else move<float>(job);
+    if (batches) ++*batches;
+  }
+
+ private:
+  template <class T> void move(const Job& job) const {
+    const double bessel = job.count / (job.count - 1);
+    for (int64_t c = 0; c < job.populations * job.groups; ++c) {
+      towards(static_cast<T*>(mean)[c], job.mean[c]);
+      towards(static_cast<T*>(var)[c], job.var[c] * bessel);
+    }
+  }
+  template <class T> void towards(T& stored, double batch) const {
+    stored = T((1 - momentum) * double(stored) + momentum * batch);
+  }
+};
+
+// (..., residual, y, an update)
+PyObject* py_forward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
-  Call call(in);
-  if (!in.ok()) return nullptr;
-  call.job.residual = in.pointer<void>();
-  call.job.y = in.pointer<void>();
-  return finish(in, call.job, training ? kernels->forward : kernels->evaluate);
+  Job job = begin(in);
+  job.residual = in.pointer<void>();
+  job.y = in.pointer<void>();
+  const Update update(in);
+  PyObject* result = finish(in, job, kernels->forward);
+  if (result) update(job);
+  return result;
 }
 
+// (..., residual, y)
+PyObject* py_evaluate(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  Arguments in(args, n);
+  Job job = begin(in);
+  job.residual = in.pointer<void>();
+  job.y = in.pointer<void>();
+  return finish(in, job, kernels->evaluate);
+}
+
+// y, without which there is no residual, and dy
+Job begin_backward(Arguments& in) {
+  Job job = begin(in);
+  job.y = in.pointer<void>();
+  job.residual = job.y;
+  job.dy = in.pointer<void>();
+  return job;
+}
+
+// (..., y, dy, dx, dresidual, dweight, dbias, stored, inverted)
 PyObject* py_backward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
-  Call call(in);
-  if (!in.ok()) return nullptr;
-  call.job.y = in.pointer<void>();  // null: no residual
-  call.job.residual = call.job.y;
-  call.job.dy = in.pointer<void>();
-  call.job.dx = in.pointer<void>();
-  call.job.dresidual = in.pointer<void>();
-  call.job.dweight = in.pointer<double>();
-  call.job.dbias = in.pointer<double>();
-  return finish(in, call.job, kernels->backward);
+  Job job = begin_backward(in);
+  job.dx = in.pointer<void>();
+  job.dresidual = in.pointer<void>();
+  job.dweight = in.pointer<float>();
+  job.dbias = in.pointer<float>();
+  job.stored = in.integer() != 0;
+  job.inverted = in.integer() != 0;
+  return finish(in, job, kernels->backward);
 }
 
-template <class T> void move(T* stored, const double* batch, int64_t c, double momentum, double factor) {
-  for (int64_t i = 0; i < c; ++i) stored[i] = T((1 - momentum) * double(stored[i]) + momentum * (batch[i] * factor));
-}
-
-// (c, count, momentum, mean, var, running mean, running var, type of both, number of batches)
-PyObject* py_update(PyObject*, PyObject* const* args, Py_ssize_t n) {
+// (..., y, dy, sum of gradients, sum of gradients times normalised values)
+PyObject* py_backward_sums(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
-  const int64_t c = in.integer();
-  const double count = in.real(), momentum = in.real();
-  const double* mean = in.pointer<double>();
-  const double* var = in.pointer<double>();
-  void* running_mean = in.pointer<void>();
-  void* running_var = in.pointer<void>();
-  const Type type = Type(in.integer());
-  int64_t* batches = in.pointer<int64_t>();
+  Job job = begin_backward(in);
+  job.sum_g = in.pointer<double>();
+  job.sum_gx = in.pointer<double>();
+  return finish(in, job, kernels->backward_sums);
+}
+
+// (..., y, dy, dx, dresidual, both sums, values behind a statistic)
+PyObject* py_backward_apply(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  Arguments in(args, n);
+  Job job = begin_backward(in);
+  job.dx = in.pointer<void>();
+  job.dresidual = in.pointer<void>();
+  job.sum_g = in.pointer<double>();
+  job.sum_gx = in.pointer<double>();
+  job.count = in.real();
+  return finish(in, job, kernels->backward_apply);
+}
+
+// (from, to, bytes): whole lines, to aligned memory
+PyObject* py_copy(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  Arguments in(args, n);
+  const char* from = in.pointer<char>();
+  char* to = in.pointer<char>();
+  const int64_t bytes = in.integer();
   if (!in.done()) return nullptr;
-  const double bessel = count / (count - 1);
-  if (type == Type::f64) {
-    move(static_cast<double*>(running_mean), mean, c, momentum, 1.0);
-    move(static_cast<double*>(running_var), var, c, momentum, bessel);
-  } else if (type == Type::f32) {
-    move(static_cast<float*>(running_mean), mean, c, momentum, 1.0);
-    move(static_cast<float*>(running_var), var, c, momentum, bessel);
-  } else {
-    PyErr_SetString(PyExc_ValueError, "running statistics must be float32 or float64");
+  if (bytes < 0 || bytes % 64 || reinterpret_cast<uintptr_t>(to) % 64) {
+    PyErr_SetString(PyExc_ValueError, "copies whole lines of 64 bytes to aligned memory");
     return nullptr;
   }
-  if (batches) ++*batches;
+  Py_BEGIN_ALLOW_THREADS
+  kernels->copy(from, to, bytes / 64, torch_parallel_for ? on_torchs_threads : on_this_thread);
+  Py_END_ALLOW_THREADS
   Py_RETURN_NONE;
 }
 
@@ -218,10 +275,12 @@ PyObject* py_use_instruction_set(PyObject*, PyObject* name) {
 
 PyMethodDef methods[] = {
     {"moments", reinterpret_cast<PyCFunction>(py_moments), METH_FASTCALL, "Mean and variance of each channel."},
-    {"forward", reinterpret_cast<PyCFunction>(py_forward<true>), METH_FASTCALL, "Moments, and x normalised with them."},
-    {"evaluate", reinterpret_cast<PyCFunction>(py_forward<false>), METH_FASTCALL, "x normalised with the moments given."},
-    {"backward", reinterpret_cast<PyCFunction>(py_backward), METH_FASTCALL, "Gradients of a training forward."},
-    {"update", reinterpret_cast<PyCFunction>(py_update), METH_FASTCALL, "Move running statistics towards a batch's."},
+    {"forward", reinterpret_cast<PyCFunction>(py_forward), METH_FASTCALL, "Moments, and x normalised with them."},
+    {"evaluate", reinterpret_cast<PyCFunction>(py_evaluate), METH_FASTCALL, "x normalised with the moments given."},
+    {"backward", reinterpret_cast<PyCFunction>(py_backward), METH_FASTCALL, "Gradients of a forward or an evaluation."},
+    {"backward_sums", reinterpret_cast<PyCFunction>(py_backward_sums), METH_FASTCALL, "What ranks share of a gradient."},
+    {"backward_apply", reinterpret_cast<PyCFunction>(py_backward_apply), METH_FASTCALL, "A gradient from shared sums."},
+    {"copy", reinterpret_cast<PyCFunction>(py_copy), METH_FASTCALL, "Copy past the cache: what memory alone takes."},
     {"use_threads", py_use_threads, METH_O, "Use torch's threads: the address of its torch_parallel_for."},
     {"instruction_set", py_instruction_set, METH_NOARGS, "The instruction set of the loops in use."},
     {"use_instruction_set", py_use_instruction_set, METH_O, "Use the loops for this one, for tests."},

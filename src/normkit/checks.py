@@ -33,6 +33,14 @@ def options(eps: float, momentum: float | Tensor | None, activation: str | None,
         raise ArgumentError(f"nonfinite must be one of {known}; got {nonfinite!r}.")
 
 
+def invertible(inplace: bool, activation: str | None) -> None:
+    """Check that what is to be overwritten can be worked out again from what replaces it."""
+    if inplace and activation not in (None, "leaky_relu"):
+        raise ArgumentError(
+            f'inplace=True needs an activation that can be undone, "leaky_relu" or None; got "{activation}".'
+        )
+
+
 def tracked(track_running_stats: bool, who: object) -> None:
     """Check that a layer which lives by its running statistics has them."""
     if not track_running_stats:
@@ -44,7 +52,7 @@ def batch_input(x: Tensor, who: object, features: Sequence[int], ranks: Sequence
     if is_exporting():
         return  # the sizes of a recorded graph are not this input's; torch.jit.trace warns when they are read
     floating(x, who)
-    if x.dim() in ranks and tuple(x.shape[1 : 1 + len(features)]) == tuple(features):
+    if x.dim() in ranks and x.shape[1 : 1 + len(features)] == tuple(features):
         return
     if len(features) > 1:
         needed = f"(N, {', '.join(map(str, features))})"
@@ -116,7 +124,7 @@ def groups(divisor: int, num_channels: int, who: object, name: str = "num_groups
 
 def one_per_channel(t: Tensor | None, name: str, who: object, features: Sequence[int], each: str = "channel") -> None:
     """Check the shape of a weight, bias or running statistic."""
-    if t is not None and tuple(t.shape) != tuple(features):
+    if t is not None and t.shape != tuple(features):
         raise ShapeError(
             f"{who} needs a {name} of shape {tuple(features)}, one value per {each}; got {tuple(t.shape)}."
         )

@@ -51,10 +51,9 @@ def batch_norm(
             )
         return parts.normalize_stored(input, stored, terms)
     checks.one_per_channel(running_var, "running_var", "batch_norm", terms.features)
-    y, batch = parts.normalize_batch(input, terms)
-    if stored is not None:
-        parts.update_(stored, batch, momentum, nonfinite)
-    return y
+    if stored is None:
+        return parts.normalize_batch(input, terms)[0]
+    return parts.normalize_and_store_(input, terms, stored, momentum)
 
 
 def batch_norm_update(
@@ -78,7 +77,7 @@ def batch_norm_update(
     checks.options(eps, momentum, activation, nonfinite)
     features = moments.mean.shape
     checks.one_per_channel(moments.var, "moments.var", "batch_norm_update", features)
-    terms = Terms(features, weight, bias, eps, activation, residual, mask, nonfinite, "batch_norm_update")
+    terms = Terms(features, weight, bias, eps, activation, residual, mask, nonfinite, who="batch_norm_update")
     y, batch = parts.normalize_batch(input, terms)
     stored = moments._replace(count=torch.as_tensor(moments.count, device=moments.mean.device))
     return y, parts.next_stored(stored, batch, parts.average_factor(stored, momentum), nonfinite)

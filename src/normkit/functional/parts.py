@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from functools import reduce as fold
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -27,31 +29,34 @@ class Terms(NamedTuple):
     residual: Tensor | None = None
     mask: Tensor | None = None
     nonfinite: str = "propagate"
+    inplace: bool = False  # x may be overwritten
     who: object = "batch_norm"  # printed only in an error
+    ranks: Sequence[int] = ()  # of the inputs that are taken; none: any
 
     def check(self, x: Tensor) -> Terms:
         """Check everything that comes with a batch; return the terms with the mask as it broadcasts against x."""
-        checks.batch_input(x, self.who, self.features, _ranks(x, self.features))
-        checks.one_per_channel(self.weight, "weight", self.who, self.features)
-        checks.one_per_channel(self.bias, "bias", self.who, self.features)
-        checks.same_shape(self.residual, x, self.who)
-        mask = checks.position_mask(self.mask, x, self.who)
-        return self if mask is self.mask else self._replace(mask=mask)
+        features, weight, bias, _, _, residual, mask, _, _, who, ranks = self
+        checks.batch_input(x, who, features, ranks or _ranks(x, features))
+        checks.one_per_channel(weight, "weight", who, features)
+        checks.one_per_channel(bias, "bias", who, features)
+        if residual is not None:
+            checks.same_shape(residual, x, who)
+        if mask is None:
+            return self
+        return self._replace(mask=checks.position_mask(mask, x, who))
 
     def recipe(self, x: Tensor) -> Recipe:
         """What the kernels are to do with x."""
-        return Recipe(_over(x, self.features), self.eps, self.activation)
-
-    def parameters(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Weight and bias as they broadcast against x."""
-        return tuple(None if t is None else _view(t, x, self.features) for t in (self.weight, self.bias))  # type: ignore[return-value]
+        rank, own = x.dim(), len(self.features)
+        over = (0, *range(1 + own, rank))
+        return Recipe(over, self.eps, self.activation, True, (1, *self.features, *(1,) * (rank - 1 - own)))
 
 
 def moments_of(x: Tensor, features: Sequence[int], mask: Tensor | None, who: object = "batch_moments") -> Moments:
     """Return the moments of a batch, of shape `features`."""
     checks.batch_input(x, who, features, _ranks(x, features))
     mask = checks.position_mask(mask, x, who)
-    return _per_channel(select.moments(x, _over(x, features), mask), features)
+    return select.moments(x, (0, *range(1 + len(features), x.dim())), mask)
 
 
 def normalize_batch(x: Tensor, terms: Terms) -> tuple[Tensor, Moments]:
@@ -59,9 +64,36 @@ def normalize_batch(x: Tensor, terms: Terms) -> tuple[Tensor, Moments]:
     terms = terms.check(x)
     recipe = terms.recipe(x)
     checks.enough_values(reference.count_values(x, recipe.over, terms.mask), x, terms.who)
-    weight, bias = terms.parameters(x)
-    y, kept = select.normalize(x, recipe, weight=weight, bias=bias, residual=terms.residual, mask=terms.mask)
-    return y, _finite_if_asked(_per_channel(kept, terms.features), terms)
+    y, batch = select.normalize(
+        x, recipe, weight=terms.weight, bias=terms.bias, residual=terms.residual, mask=terms.mask, inplace=terms.inplace
+    )
+    return y, _finite_if_asked(batch, terms)
+
+
+@lru_cache(maxsize=1024)
+def recipe_of_step(
+    shape: Sequence[int], features: tuple[int, ...], ranks: Sequence[int], eps: float, activation: str | None
+) -> Recipe | None:
+    """Return the recipe for a batch of this shape, or None if there is something wrong with it."""
+    if len(shape) not in ranks or tuple(shape[1:2]) != features or prod(shape) <= prod(features):
+        return None
+    return Recipe((0, *range(2, len(shape))), eps, activation, True, (1, *features, *(1,) * (len(shape) - 2)))
+
+
+def normalize_and_store_(x: Tensor, terms: Terms, stored: Moments, momentum: float | Tensor | None) -> Tensor:
+    """Return the normalised batch, and move the stored tensors, in place, to the statistics after it."""
+    factor = average_factor(stored, momentum)
+    checked = terms.check(x)
+    if terms.nonfinite == "propagate" and terms.mask is None:
+        features, weight, bias, _, _, residual, _, _, inplace, who, _ = checked
+        checks.enough_values(x.numel() // max(1, prod(features)), x, who)
+        recipe = checked.recipe(x)
+        y = select.normalize_and_update_(x, recipe, stored, factor, weight, bias, residual, inplace=inplace)
+        if y is not None:
+            return y
+    y, batch = normalize_batch(x, terms)
+    update_(stored, batch, factor, terms.nonfinite)
+    return y
 
 
 def normalize_among(x: Tensor, earlier: Sequence[Moments], terms: Terms) -> tuple[Tensor, Moments, Moments]:
@@ -75,16 +107,18 @@ def normalize_among(x: Tensor, earlier: Sequence[Moments], terms: Terms) -> tupl
     wide = x.to(reference.working_dtype(x))
     own = _finite_if_asked(_per_channel(reference.moments(wide, recipe.over, terms.mask), terms.features), terms)
     merged = fold(Moments.merge, earlier, own)
-    y = reference.normalize_with(wide, _viewed(merged, x, terms), *terms.parameters(x), terms.residual, recipe)
+    parameters = (recipe.view(terms.weight), recipe.view(terms.bias))
+    y = reference.normalize_with(wide, _viewed(merged, recipe), *parameters, terms.residual, recipe)
     return y.to(x.dtype), own, merged
 
 
 def normalize_synced(x: Tensor, terms: Terms, gather: Gather, reduce: Reduce) -> tuple[Tensor, Moments]:
     """As `normalize_batch`, of a batch spread over processes: `gather` and `reduce` speak to the others."""
     terms = terms.check(x)
-    arguments = (*terms.parameters(x), terms.residual, terms.mask, terms.recipe(x))
-    y, *kept = SyncedNormalize.apply(x, *arguments, gather, reduce)
-    batch = _per_channel(Moments(*kept), terms.features)
+    recipe = terms.recipe(x)
+    arguments = (terms.weight, terms.bias, terms.residual, terms.mask, recipe, gather, reduce)
+    y, *kept = SyncedNormalize.apply(x, *arguments)
+    batch = Moments(*kept)
     # After the exchange, so that all ranks refuse together and none is left waiting.
     checks.enough_values(batch.count, x, terms.who)
     return y, _finite_if_asked(batch, terms)
@@ -94,8 +128,7 @@ def normalize_stored(x: Tensor, stored: Moments, terms: Terms) -> Tensor:
     """Return x normalised with stored statistics. A mask has nothing to say here, but its shape is checked."""
     terms = terms.check(x)
     checks.one_per_channel(stored.var, "running_var", terms.who, terms.features)
-    parameters = terms.parameters(x)
-    return select.normalize_stored(x, terms.recipe(x), _viewed(stored, x, terms), *parameters, terms.residual)
+    return select.normalize_stored(x, terms.recipe(x), stored, terms.weight, terms.bias, terms.residual)
 
 
 def next_stored(stored: Moments, batch: Moments, momentum: float | Tensor, nonfinite: str = "propagate") -> Moments:
@@ -120,8 +153,7 @@ def settle(stored: Moments, new: Moments, nonfinite: str) -> Moments:
 
 def update_(stored: Moments, batch: Moments, momentum: float | Tensor, nonfinite: str = "propagate") -> None:
     """Move the stored tensors, in place, to the statistics after this batch."""
-    if nonfinite == "skip-update" or not select.update_natively_(stored, batch, momentum):
-        write_(stored, next_stored(stored, batch, momentum, nonfinite))
+    write_(stored, next_stored(stored, batch, momentum, nonfinite))
 
 
 @torch.no_grad()
@@ -133,7 +165,7 @@ def write_(stored: Moments, new: Moments) -> None:
         stored.count.copy_(new.count)
 
 
-def average_factor(stored: Moments, momentum: float | None) -> float | Tensor:
+def average_factor(stored: Moments, momentum: float | Tensor | None) -> float | Tensor:
     """Return the weight of the next batch: the momentum, or for None that of a plain average over all batches."""
     if momentum is not None:
         return momentum
@@ -154,14 +186,6 @@ def _ranks(x: Tensor, features: Sequence[int]) -> Sequence[int]:
     return (1 + len(features),) if len(features) > 1 else (max(2, x.dim()),)
 
 
-def _over(x: Tensor, features: Sequence[int]) -> tuple[int, ...]:
-    return (0, *range(1 + len(features), x.dim()))
-
-
-def _view(t: Tensor, x: Tensor, features: Sequence[int]) -> Tensor:
-    return t.reshape(1, *features, *[1] * (x.dim() - 1 - len(features)))
-
-
 def _per_channel(kept: Moments, features: Sequence[int]) -> Moments:
     count = kept.count
     if isinstance(count, Tensor):
@@ -169,8 +193,9 @@ def _per_channel(kept: Moments, features: Sequence[int]) -> Moments:
     return Moments(kept.mean.reshape(features), kept.var.reshape(features), count)
 
 
-def _viewed(m: Moments, x: Tensor, terms: Terms) -> Moments:
-    return Moments(_view(m.mean, x, terms.features), _view(m.var, x, terms.features), m.count)
+def _viewed(m: Moments, recipe: Recipe) -> Moments:
+    assert recipe.parameters is not None
+    return Moments(m.mean.reshape(recipe.parameters), m.var.reshape(recipe.parameters), m.count)
 
 
 def _finite_if_asked(batch: Moments, terms: Terms) -> Moments:

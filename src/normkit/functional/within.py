@@ -177,17 +177,10 @@ def normalize_groups(
         mask = mask.unsqueeze(1)
     split = (num_groups, channels // num_groups)
     checks.more_than_one(prod(x.shape[2:], start=split[1]), x, who, "group", "Use fewer groups, or larger maps.")
-    recipe = Recipe(tuple(range(2, x.dim() + 1)), eps, activation)
-    y, m = select.normalize(
-        x.unflatten(1, split),
-        recipe,
-        weight=_by_channel(weight, split, x),
-        bias=_by_channel(bias, split, x),
-        residual=None if residual is None else residual.unflatten(1, split),
-        mask=mask,
-    )
-    count = m.count.flatten(1) if isinstance(m.count, Tensor) else m.count
-    return y.flatten(1, 2), Moments(m.mean.flatten(1), m.var.flatten(1), count)
+    recipe = Recipe(tuple(range(2, x.dim() + 1)), eps, activation, True, (1, *split, *(1,) * (x.dim() - 2)))
+    residual = None if residual is None else residual.unflatten(1, split)
+    y, m = select.normalize(x.unflatten(1, split), recipe, weight=weight, bias=bias, residual=residual, mask=mask)
+    return y.flatten(1, 2), m
 
 
 def normalize_instances(
@@ -231,7 +224,3 @@ def rms_eps(x: Tensor, eps: float | None) -> float:
 def last(x: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the last dimensions of x, as many as `shape` has."""
     return tuple(range(x.dim() - len(shape), x.dim()))
-
-
-def _by_channel(t: Tensor | None, split: tuple[int, int], x: Tensor) -> Tensor | None:
-    return None if t is None else t.reshape(1, *split, *[1] * (x.dim() - 2))

@@ -1,5 +1,7 @@
 """What is going on around a call: who will run what is being recorded, and whether it ran before."""
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -28,14 +30,9 @@ def is_watched() -> bool:
     )
 
 
-@torch.library.custom_op("normkit::hold", mutates_args=())
-def _hold(t: Tensor) -> Tensor:
-    return t.clone()
-
-
-@_hold.register_fake
-def _(t: Tensor) -> Tensor:
-    return torch.empty_like(t)
+def is_transformed_or_dual() -> bool:
+    """Whether torch.func or forward-mode derivatives are at work: as much of `is_watched` as compilers can follow."""
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def hold(t: Tensor) -> Tensor:
@@ -44,4 +41,8 @@ def hold(t: Tensor) -> Tensor:
     A value made from a buffer that the forward then writes to would come out differently the second time, and the
     compiler, seeing that the buffer takes less memory than the value, would not mind.
     """
-    return _hold(t) if torch.compiler.is_compiling() else t
+    if not torch.compiler.is_compiling() or is_exporting():
+        return t
+    from normkit.kernels import compiled  # defines operators, which takes time that only this case should pay
+
+    return cast(Tensor, compiled.hold(t))

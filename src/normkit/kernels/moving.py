@@ -28,9 +28,11 @@ class Statistics(NamedTuple):
 def normalize(x: Tensor, used: Statistics, ring: Tensor, eps: float) -> Tensor:
     """Return ratio * x / sqrt(var + eps); the backward writes into `ring`, (B, C), and averages over it."""
     if is_exporting():
-        return _scaled(x, used.var, used.ratio, eps)
+        return scaled(x, used.var, used.ratio, eps)
     if torch.compiler.is_compiling():
-        return cast(Tensor, _compiled(x, *used, ring, eps)[0])
+        from normkit.kernels import compiled  # defines operators, which takes time that only this case should pay
+
+        return cast(Tensor, compiled.moving_normalize(x, *used, ring, eps)[0])
     return cast(Tensor, Moving.apply(x, *used, ring, eps))
 
 
@@ -42,7 +44,7 @@ class Moving(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, var: Tensor, ratio: Tensor, exact: Tensor, here: Tensor, ring: Tensor, eps: float) -> Tensor:
         """Compute."""
-        return _scaled(x, var, ratio, eps)
+        return scaled(x, var, ratio, eps)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -64,7 +66,7 @@ class Moving(torch.autograd.Function):
         recent = torch.where(here, product, ctx.ring.to(product.dtype))
         with torch.no_grad():
             ctx.ring.copy_(recent)
-        return (g - z * _chosen(exact, product, recent)) / std, None, None, None, None, None, None
+        return (g - z * chosen(exact, product, recent)) / std, None, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, dx: Tensor, *_: Any) -> Tensor:
@@ -76,58 +78,12 @@ class Moving(torch.autograd.Function):
         return cast(Tensor, (dz - z * through) * ratio)
 
 
-# The compiler loses what an autograd.Function writes in its backward, but keeps what operators say they write. In a
-# backward it may compute again what it has from buffers, which the forward has changed by then: what is needed there
-# comes out of the operator, where it cannot look.
-
-
-@torch.library.custom_op("normkit::moving_normalize", mutates_args=())
-def _compiled(
-    x: Tensor, var: Tensor, ratio: Tensor, exact: Tensor, here: Tensor, ring: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _scaled(x, var, ratio, eps), (var + eps).sqrt(), ratio.clone(), exact.clone(), here.clone()
-
-
-@torch.library.custom_op("normkit::moving_remember", mutates_args=("ring",))
-def _remember(product: Tensor, here: Tensor, ring: Tensor) -> Tensor:
-    recent = torch.where(here, product, ring.to(product.dtype))
-    ring.copy_(recent)
-    return recent
-
-
-@_compiled.register_fake
-def _(
-    x: Tensor, var: Tensor, ratio: Tensor, exact: Tensor, here: Tensor, ring: Tensor, eps: float
-) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(t) for t in (x, var, ratio, exact, here))
-
-
-@_remember.register_fake
-def _(product: Tensor, here: Tensor, ring: Tensor) -> Tensor:
-    return torch.empty_like(ring, dtype=product.dtype)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, *_, ring, _ = inputs
-    ctx.save_for_backward(x, *output[1:], ring)
-
-
-def _compiled_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    x, std, ratio, exact, here, ring = ctx.saved_tensors
-    z, g = x / std, dy * ratio
-    product = (g * z).mean(OVER)
-    recent = _remember(product, here, ring)
-    return (g - z * _chosen(exact, product, recent)) / std, None, None, None, None, None, None
-
-
-_compiled.register_autograd(_compiled_backward, setup_context=_keep)
-
-
-def _scaled(x: Tensor, var: Tensor, ratio: Tensor, eps: float) -> Tensor:
+def scaled(x: Tensor, var: Tensor, ratio: Tensor, eps: float) -> Tensor:
+    """Return ratio * x / sqrt(var + eps)."""
     return x * (ratio / (var + eps).sqrt())
 
 
-def _chosen(exact: Tensor, product: Tensor, recent: Tensor) -> Tensor:
+def chosen(exact: Tensor, product: Tensor, recent: Tensor) -> Tensor:
     """The batch's own mean(g * z), or that of the last batches: (C, 1, 1)."""
     return torch.where(exact, product, recent.mean(0))[:, None, None]
 

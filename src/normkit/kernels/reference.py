@@ -26,6 +26,11 @@ class Recipe(NamedTuple):
     eps: float
     activation: str | None = None
     centred: bool = True  # False: about zero, not about the mean
+    parameters: tuple[int, ...] | None = None  # the shape in which weight and bias broadcast; None: the one they have
+
+    def view(self, parameter: Tensor | None) -> Tensor | None:
+        """A weight, a bias or a statistic, as it broadcasts against x."""
+        return parameter if parameter is None or self.parameters is None else parameter.reshape(self.parameters)
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
@@ -85,6 +90,18 @@ def normalize_with(
     """Return what `normalize` does, with these moments and in the type of `wide`."""
     scale, _ = scale_shift(m, weight, None, recipe.eps)
     return finish((wide - m.mean) * scale, bias, residual, recipe.activation)
+
+
+def normalize_stored(
+    x: Tensor, recipe: Recipe, stored: Moments, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """Return what `normalize` does, with statistics that are already known; all are viewed as the recipe says."""
+    wide = working_dtype(x)
+    mean, var, weight, bias = (recipe.view(t) for t in (stored.mean, stored.var, weight, bias))
+    assert mean is not None
+    assert var is not None
+    scale, shift = scale_shift(Moments(mean.to(wide), var.to(wide), stored.count), weight, bias, recipe.eps)
+    return transform(x, scale, shift, residual, recipe.activation)
 
 
 def transform(x: Tensor, scale: Tensor, shift: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:
@@ -218,7 +235,7 @@ class Normalize(torch.autograd.Function):
         """Forward mode: the change of y along the changes of x, weight, bias and residual."""
         x, weight, bias, residual, mask, *_ = ctx.saved_tensors
         dx, dweight, dbias, dresidual, *_ = tangents
-        over, eps, activation, centred = ctx.recipe
+        over, eps, activation, centred, _ = ctx.recipe
         m = moments(x, over, mask, centred)
         n = m.count.clamp(min=1) if isinstance(m.count, Tensor) else m.count
         inverse_std, _ = scale_shift(m, None, None, eps)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
 
-from normkit.affine import scale_shift
 from normkit.errors import ArgumentError, BackendError
 from normkit.kernels import native, reference
-from normkit.kernels.context import is_exporting
+from normkit.kernels.context import is_exporting, is_transformed_or_dual
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
 
@@ -42,11 +41,13 @@ def status() -> dict[str, str]:
 
 
 def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None) -> Moments:
-    """Return the moments of x over the dimensions `over`, which keep them."""
+    """Return the moments of x over the dimensions `over`, without them."""
+    recipe = Recipe(over, 0.0)
     differentiated = torch.is_grad_enabled() and x.requires_grad
-    if not differentiated and _takes_native(x, Recipe(over, 0.0), None, mask):
-        return native.moments(x, over)
-    return reference.moments(x, over, mask)
+    plan = None if differentiated else plan_for(x, recipe, mask=mask)
+    if plan is not None:
+        return native.moments(x, plan)
+    return _without(over, reference.moments(x, over, mask))
 
 
 def normalize(
@@ -57,19 +58,29 @@ def normalize(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     mask: Tensor | None = None,
+    inplace: bool = False,
 ) -> tuple[Tensor, Moments]:
-    """Normalise x with its own moments over the dimensions `recipe.over`; the moments come back detached."""
-    if _takes_native(x, recipe, residual, mask):
-        return native.normalize(x, recipe, weight, bias, residual)
+    """Normalise x with its own moments over the dimensions `recipe.over`; they come back detached and without those.
+
+    Asked to work in place, the loops do so where the backward can work the input out from the output.
+    """
+    plan = plan_for(x, recipe, weight, bias, residual, mask)
+    if plan is not None:
+        y, both = native.normalize(x, weight, bias, residual, plan, inplace)
+        return y, plan.moments(both)
+    if stays_whole(x, recipe, weight, bias, residual, mask):
+        y, (mean, var) = torch.ops.normkit.normalize(x, weight, bias, residual, *recipe)
+        return y, Moments(mean, var, reference.count_values(x, recipe.over))
+    weight, bias = recipe.view(weight), recipe.view(bias)
     if mask is not None:
         # Padding may hold anything; but no gradient of zero removes a NaN from a sum.
         x = torch.where(mask | x.isfinite(), x, 0)
     if torch.compiler.is_compiling() or is_exporting():
         # The compiler derives and fuses the backward itself, from operators that it can see through; so must exporters.
         y, m = reference.normalize(x, weight, bias, residual, mask, recipe)
-        return y, m._replace(mean=m.mean.detach(), var=m.var.detach())
+        return y, _without(recipe.over, m._replace(mean=m.mean.detach(), var=m.var.detach()))
     y, mean, var = reference.Normalize.apply(x, weight, bias, residual, mask, recipe)
-    return y, Moments(mean, var, reference.count_values(x, recipe.over, mask))
+    return y, _without(recipe.over, Moments(mean, var, reference.count_values(x, recipe.over, mask)))
 
 
 def normalize_stored(
@@ -80,29 +91,134 @@ def normalize_stored(
     bias: Tensor | None,
     residual: Tensor | None,
 ) -> Tensor:
-    """Normalise x with statistics that are already known; they and the parameters keep the dimensions `recipe.over`."""
-    tensors = (x, stored.mean, stored.var, weight, bias, residual)
-    differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    if not differentiated and _takes_native(x, recipe, residual, None):
-        return native.normalize_stored(x, recipe, stored, weight, bias, residual)
-    wide = reference.working_dtype(x)
-    stored = stored._replace(mean=stored.mean.to(wide), var=stored.var.to(wide))
-    scale, shift = scale_shift(stored, weight, bias, recipe.eps)
-    return reference.transform(x, scale, shift, residual, recipe.activation)
+    """Normalise x with statistics that are already known."""
+    if not (torch.is_grad_enabled() and (stored.mean.requires_grad or stored.var.requires_grad)):
+        plan = plan_for(x, recipe, weight, bias, residual)
+        if plan is not None:
+            return native.normalize_stored(x, stored, weight, bias, residual, plan)
+        if stays_whole(x, recipe, weight, bias, residual):
+            tensors = (x, weight, bias, residual, stored.mean, stored.var)
+            return cast(Tensor, torch.ops.normkit.normalize_stored(*tensors, *recipe)[0])
+    return reference.normalize_stored(x, recipe, stored, weight, bias, residual)
 
 
-def update_natively_(stored: Moments, batch: Moments, momentum: float | Tensor) -> bool:
-    """Move stored statistics in place by the C++ core, if it can; return whether it did."""
-    if _requested == "reference" or not native.can_update(stored, batch, momentum):
-        return False
-    native.update_(stored, batch, float(momentum))
-    return True
+def normalize_and_update_(
+    x: Tensor,
+    recipe: Recipe,
+    stored: Moments,
+    momentum: float | Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    inplace: bool = False,
+) -> Tensor | None:
+    """Return what `normalize` does and move the stored statistics along, or do nothing if the C++ loops cannot."""
+    update = native.update_of(stored, momentum)
+    plan = None if update is None else plan_for(x, recipe, weight, bias, residual)
+    if plan is None or update is None:
+        return None
+    y, _ = native.normalize(x, weight, bias, residual, plan, inplace, update)
+    native.count_update(stored)
+    return y
 
 
-def _takes_native(x: Tensor, recipe: Recipe, residual: Tensor | None, mask: Tensor | None) -> bool:
+class GradientHalves(NamedTuple):
+    """The backward of `normalize` in two: what is summed, and how the sums, once shared, spread over x."""
+
+    recipe: Recipe
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    residual: Tensor | None  # this and the output: only where an activation follows the residual
+    y: Tensor | None
+    mask: Tensor | None
+    moments: Moments
+
+    def sums(self, dy: Tensor) -> Tensor:
+        """Sums of dz, the gradient behind the activation, and of dz * xhat, for each statistic."""
+        plan = self._planned()
+        if plan is not None:
+            return native.backward_sums(dy, self.x, self.weight, self.bias, self.y, self.moments, plan)
+        back, over = self._reference(dy), self.recipe.over
+        return torch.stack([back.dz.sum(over), (back.dz * back.xhat).sum(over)])
+
+    def spread(self, dy: Tensor, sums: Tensor, wants_dresidual: bool) -> tuple[Tensor, Tensor | None]:
+        """The gradients of x and of the residual, with the sums of everyone who shares the statistics."""
+        plan = self._planned()
+        if plan is not None:
+            return native.backward_apply(
+                dy, self.x, self.weight, self.bias, self.y, self.moments, plan, sums, wants_dresidual
+            )
+        back, weight = self._reference(dy), self.recipe.view(self.weight)
+        kept = [1 if d in self.recipe.over else n for d, n in enumerate(self.x.shape)]
+        of_g, of_g_xhat = (s.reshape(kept) if weight is None else s.reshape(kept) * weight for s in sums)
+        count = torch.as_tensor(self.moments.count).expand(self.moments.mean.shape).reshape(kept)
+        dx = back.dx((of_g, of_g_xhat), count, self.mask, self.recipe.centred).to(self.x.dtype)
+        return dx, back.dz.to(dy.dtype) if wants_dresidual else None
+
+    def _planned(self) -> native.Plan | None:
+        return plan_for(self.x, self.recipe, self.weight, self.bias, self.residual, self.mask)
+
+    def _reference(self, dy: Tensor) -> reference.Backward:
+        kept = [1 if d in self.recipe.over else n for d, n in enumerate(self.x.shape)]
+        wide = reference.working_dtype(self.x)
+        m = Moments(self.moments.mean.to(wide).reshape(kept), self.moments.var.to(wide).reshape(kept), 0)
+        weight, bias = self.recipe.view(self.weight), self.recipe.view(self.bias)
+        return reference.Backward.of(dy, self.x, weight, bias, self.residual, m, self.recipe)
+
+
+def plan_for(
+    x: Tensor,
+    recipe: Recipe,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> native.Plan | None:
+    """Return how the C++ loops are to go over x, or None to leave them out."""
     if _requested == "reference":
-        return False
-    reason = native.refuses(x, recipe, residual, mask)
-    if reason is not None and _requested == "native":
-        raise BackendError(f'The C++ loops were asked for and cannot run: {reason}. Ask for backend "auto".')
-    return reason is None
+        return None
+    found = native.plan(x, recipe, weight, bias, residual, mask)
+    if not isinstance(found, str):
+        return found
+    if _requested == "native" and not stays_whole(x, recipe, weight, bias, residual, mask):
+        raise BackendError(f'The C++ loops were asked for and cannot run: {found}. Ask for backend "auto".')
+    return None
+
+
+def exports_whole() -> bool:
+    """Whether exported graphs are to hold our operators: only if asked, because they then run only beside normkit."""
+    return _requested == "native"
+
+
+def stays_whole(
+    x: Tensor,
+    recipe: Recipe,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    mask: Tensor | None = None,
+) -> bool:
+    """Whether the graph being recorded gets an operator of `whole`, which then finds a plan for the tensors it meets.
+
+    A compiler must be able to follow this with tensors that have types but neither memory nor, perhaps, sizes.
+    """
+    if torch.compiler.is_exporting():
+        wanted = exports_whole()
+    else:
+        wanted = torch.compiler.is_compiling() and _requested != "reference" and type(x) in (Tensor, torch.nn.Parameter)
+    return (
+        wanted
+        and mask is None
+        and not is_transformed_or_dual()
+        and native.takes(x, recipe.activation, weight, bias, residual)
+    )
+
+
+def _without(over: tuple[int, ...], kept: Moments) -> Moments:
+    """Moments that kept the dimensions `over`, without them."""
+    mean, var, count = kept
+    if isinstance(count, Tensor):
+        count = count.expand(mean.shape).squeeze(over)
+    return Moments(mean.squeeze(over), var.squeeze(over), count)

@@ -1,4 +1,4 @@
-"""Normalisation of a batch that is spread over processes: the reference with an exchange at each of its two seams."""
+"""Normalisation of a batch that is spread over processes: an exchange at each of its two seams."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from normkit.kernels.reference import Backward, Recipe, moments, normalize_with, working_dtype
+from normkit.kernels import select
+from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
 
 Gather = Callable[[Moments], Moments]  # this process's moments -> those of all
@@ -32,12 +33,12 @@ class SyncedNormalize(torch.autograd.Function):
         reduce: Reduce,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the output, and mean, variance and count over all processes."""
-        wide = x.to(working_dtype(x))
-        m = gather(moments(wide, recipe.over, mask))
-        y = normalize_with(wide, m, weight, bias, residual, recipe).to(x.dtype)
+        m = gather(select.moments(x, recipe.over, mask))
+        y = select.normalize_stored(x, recipe, m, weight, bias, residual)
         count = torch.as_tensor(m.count, device=x.device)
         ctx.recipe, ctx.reduce = recipe, reduce
-        ctx.save_for_backward(x, weight, bias, residual, mask, m.mean, m.var, count)
+        signed = (residual, y) if residual is not None and recipe.activation is not None else (None, None)
+        ctx.save_for_backward(x, weight, bias, mask, m.mean, m.var, count, *signed)
         ctx.mark_non_differentiable(m.mean, m.var, count)
         return y, m.mean, m.var, count
 
@@ -45,10 +46,12 @@ class SyncedNormalize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Gradients of x, weight, bias and residual; those of weight and bias are this process's share."""
-        x, weight, bias, residual, mask, mean, var, count = ctx.saved_tensors
-        recipe = ctx.recipe
-        back = Backward.of(grads[0], x, weight, bias, residual, Moments(mean, var, count), recipe)
-        of_g, of_g_xhat = ctx.reduce(torch.stack(back.sums(recipe.over)))
-        dx = back.dx((of_g, of_g_xhat), count, mask, recipe.centred).to(x.dtype)
-        dresidual = back.dz.to(grads[0].dtype) if ctx.needs_input_grad[3] else None
-        return dx, back.dweight(weight), back.dbias(bias), dresidual, None, None, None, None
+        x, weight, bias, mask, mean, var, count, residual, y = ctx.saved_tensors
+        halves = select.GradientHalves(ctx.recipe, x, weight, bias, residual, y, mask, Moments(mean, var, count))
+        own = halves.sums(grads[0])
+        everyones = ctx.reduce(own.clone())
+        dx, dresidual = halves.spread(grads[0], everyones, ctx.needs_input_grad[3])
+        of_dz, of_dz_xhat = own
+        dweight = None if weight is None else of_dz_xhat.to(weight.dtype)
+        dbias = None if bias is None else of_dz.to(bias.dtype)
+        return dx, dweight, dbias, dresidual, None, None, None, None

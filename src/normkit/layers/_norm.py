@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, fx, nn
 
+from normkit.kernels import select
 from normkit.kernels.context import is_exporting
 from normkit.kernels.reference import finish
 
@@ -37,7 +38,7 @@ class NormLayer(nn.Module):
     def _run(self, input: Tensor, *, residual: Tensor | None = None, **extras: Any) -> Tensor:
         if isinstance(input, fx.Proxy):
             return cast(Tensor, _as_leaf(self, input, residual=residual, **extras))
-        if self._torch is not None and is_exporting() and self._is_torchs(**extras):
+        if self._torch is not None and is_exporting() and not select.exports_whole() and self._is_torchs(**extras):
             return finish(self._torch_forward(input), None, residual, self.activation)
         return self._compute(input, residual=residual, **extras)
 

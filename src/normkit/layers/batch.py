@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from normkit import checks
@@ -12,6 +13,7 @@ from normkit.activations import ActivationName
 from normkit.checks import NonFinite
 from normkit.functional import parts
 from normkit.functional.parts import Terms
+from normkit.kernels import select
 from normkit.kernels.context import is_recomputing
 from normkit.layers._affine import Affine, check_affine, keep_parts_, reset_parts_
 from normkit.layers._norm import NormLayer, name
@@ -33,6 +35,8 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         activation: applied to the output: "relu", "leaky_relu", "silu", "gelu", "sigmoid" or "tanh".
         nonfinite: what a batch with NaN or infinity does to the running statistics: "propagate" as in torch,
             "raise", or "skip-update".
+        inplace: in training, write the output over the input and keep nothing else for the backward; without an
+            activation, or with "leaky_relu", which can be undone.
 
     Call:
         layer(x), layer(x, residual=r) for activation(BN(x) + r), layer(x, mask=m) for statistics over those positions
@@ -40,6 +44,8 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
     """
 
     _ranks: ClassVar[Sequence[int]]
+    _is_ordinary: ClassVar[bool] = False  # whether a step of training is nothing but this class's
+    inplace = False  # also of layers that were saved before there was a choice
 
     def __init__(
         self,
@@ -54,13 +60,16 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         bias: bool = True,
         activation: ActivationName | None = None,
         nonfinite: NonFinite = "propagate",
+        inplace: bool = False,
     ) -> None:
         checks.options(eps, momentum, activation, nonfinite)
+        checks.invertible(inplace, activation)
         has = check_affine(affine, bias)
         super().__init__(num_features, eps, momentum, bool(affine), track_running_stats, device, dtype)
         keep_parts_(self, affine, *has)
         self.activation = activation
         self.nonfinite = nonfinite
+        self.inplace = inplace
 
     def reset_parameters(self) -> None:
         """Set gamma to one and beta to zero, where they are, and forget the running statistics."""
@@ -69,22 +78,47 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Normalise, with the batch's statistics in training and the stored ones in evaluation."""
+        if self._is_ordinary and residual is None and mask is None and not torch.compiler.is_compiling():
+            y = self._step(input)
+            if y is not None:
+                return y
         return self._run(input, residual=residual, mask=mask)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        changed = ("_compute", "_run", "_normalize_batch", "_update_", "_features", "_ranks_of")
+        cls._is_ordinary = all(getattr(cls, method) is getattr(BatchNorm, method) for method in changed)
+
+    def _step(self, input: Tensor) -> Tensor | None:
+        """The ordinary step of training, if this is one: for a small batch, Python is what takes the time."""
+        if not (self.training and self.track_running_stats) or self.nonfinite != "propagate" or self.momentum is None:
+            return None
+        weight, bias, stored = self._tensors()
+        if stored is None or type(input) is not Tensor or is_recomputing():
+            return None
+        shape = (self.num_features,)
+        if (weight is not None and weight.shape != shape) or (bias is not None and bias.shape != shape):
+            return None
+        recipe = parts.recipe_of_step(input.shape, shape, self._ranks, self.eps, self.activation)
+        if recipe is None or not input.is_floating_point():
+            return None  # and hear why on the long way
+        return select.normalize_and_update_(input, recipe, stored, self.momentum, weight, bias, inplace=self.inplace)
+
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
-        self._check_input_dim(input)
+        weight, bias, stored = self._tensors()
         terms = Terms(
             self._features(),
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             self.eps,
             self.activation,
             residual,
             mask,
             self.nonfinite,
+            self.inplace,
             name(self._who),
+            self._ranks_of(input),
         )
-        stored = self._stored()
         if not self.training and stored is not None:
             return parts.normalize_stored(input, stored, terms)
         y, batch = self._normalize_batch(input, terms, stored)
@@ -102,20 +136,32 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
 
     def extra_repr(self) -> str:
         """Torch's line, and what is set beyond it."""
-        return super().extra_repr() + (f", nonfinite={self.nonfinite}" if self.nonfinite != "propagate" else "")
+        nonfinite = f", nonfinite={self.nonfinite}" if self.nonfinite != "propagate" else ""
+        return super().extra_repr() + nonfinite + (", inplace=True" if self.inplace else "")
 
     def _check_input_dim(self, input: Tensor) -> None:
-        checks.batch_input(input, name(self._who), self._features(), self._ranks)
+        checks.batch_input(input, name(self._who), self._features(), self._ranks_of(input))
+
+    def _ranks_of(self, input: Tensor) -> Sequence[int]:
+        """The ranks that an input may have."""
+        return self._ranks
 
     def _features(self) -> tuple[int, ...]:
         """The shape of one set of statistics."""
         return (self.num_features,)
 
-    def _stored(self) -> Moments | None:
-        if self.running_mean is None or self.running_var is None:
-            return None
-        count = self.num_batches_tracked
-        return Moments(self.running_mean, self.running_var, 0 if count is None else count)
+    def _tensors(self) -> tuple[Tensor | None, Tensor | None, Moments | None]:
+        """Weight, bias and running statistics, from the dictionaries: a module looks each name up in Python."""
+        own, kept = self._parameters, self._buffers
+        try:
+            weight, bias = own["weight"], own["bias"]
+            mean, var, count = kept["running_mean"], kept["running_var"], kept["num_batches_tracked"]
+        except KeyError:  # one of them is parametrized, or somebody else's by now
+            weight, bias = self.weight, self.bias
+            mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
+        if mean is None or var is None:
+            return weight, bias, None
+        return weight, bias, Moments(mean, var, 0 if count is None else count)
 
     def _is_torchs(self, **extras: Any) -> bool:
         # A cumulative average makes torch's layer read a number out of the graph, which no exporter allows.

@@ -74,11 +74,13 @@ class FilterResponseNorm2d(NormLayer):
         return y.to(input.dtype)
 
     def _normalize(self, x: Tensor) -> Tensor:
-        weight, bias = (t.reshape(1, -1, 1, 1) for t in (self.weight, self.bias))
+        per_channel = (1, self.num_features, 1, 1)
         if not isinstance(self.eps, Tensor):
-            return select.normalize(x, Recipe((2, 3), self.eps, centred=False), weight=weight, bias=bias)[0]
+            recipe = Recipe((2, 3), self.eps, None, False, per_channel)
+            return select.normalize(x, recipe, weight=self.weight, bias=self.bias)[0]
+        weight, bias = (t.reshape(per_channel) for t in (self.weight, self.bias))
         m = reference.moments(x, (2, 3), centred=False)
-        m = m._replace(var=m.var + self.eps.to(x.dtype).abs().reshape(1, -1, 1, 1))
+        m = m._replace(var=m.var + self.eps.to(x.dtype).abs().reshape(per_channel))
         return reference.normalize_with(x, m, weight, bias, None, Recipe((2, 3), 0.0, centred=False))
 
     def extra_repr(self) -> str:

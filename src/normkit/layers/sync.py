@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
-from normkit import checks
 from normkit.activations import ActivationName
 from normkit.checks import NonFinite
 from normkit.errors import DistributedError
 from normkit.functional import parts
 from normkit.functional.parts import Terms
 from normkit.layers._affine import Affine
-from normkit.layers._norm import name
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments
 
@@ -61,8 +60,8 @@ class SyncBatchNorm(BatchNorm):
         )
         self.process_group = process_group
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        checks.batch_input(input, name(self._who), self._features(), (max(2, input.dim()),))
+    def _ranks_of(self, input: Tensor) -> Sequence[int]:
+        return (max(2, input.dim()),)
 
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
         if not (self.training and self._ranks_sharing() > 1):

@@ -1,0 +1,300 @@
+// Memory whose channels lie side by side, position after position: sums are kept column by column.
+// So are those of maps too small to make runs of; there a channel is several columns.
+#pragma once
+
+#include "statistics.h"
+
+namespace normkit {
+namespace NK_NAMESPACE {
+
+template <class T> struct Rows {
+  static constexpr int64_t kNarrow = 128;  // columns: below, what a row costs beside its values is too much
+
+  const Job& job;
+  Statistics statistics{job};
+  Inner inner = inner_of(job);
+  const T* x = static_cast<const T*>(job.x);
+  const T* residual = static_cast<const T*>(job.residual);
+  T* y = static_cast<T*>(job.y);
+  const T* dy = static_cast<const T*>(job.dy);
+  T* dx = static_cast<T*>(job.dx);
+  T* dr = static_cast<T*>(job.dresidual);
+
+  int64_t per_channel = job.channels_last ? 1 : job.positions;  // columns
+  int64_t columns = job.all_channels() * per_channel;
+  // Narrow rows are read several at a time, as one of whole vectors; the last such row may be shorter.
+  int64_t whole = columns % Lanes::width ? Lanes::width : 1;
+  int64_t repeat = columns < kNarrow ? ceil_div(ceil_div(kNarrow, columns), whole) * whole : 1;
+  int64_t width = columns * repeat;
+  int64_t population = job.group_size() * job.groups;
+  int64_t rows = population / width, rest = population % width;
+  int64_t height = std::max<int64_t>(16, kTaskBytes / 2 / (width * int64_t(sizeof(T))));  // rows per task
+  int64_t tasks = std::max<int64_t>(1, ceil_div(rows, height));                           // per population
+
+  bool stream(const T* out) const {
+    return job.size() * int64_t(sizeof(T)) >= kStreamBytes && reinterpret_cast<uintptr_t>(out) % 64 == 0 &&
+           width % Lanes::width == 0 && std::is_same_v<T, float>;
+  }
+  int64_t stride(int64_t n) const { return std::is_same_v<T, float> ? width : n; }  // of what a reader returns
+  template <int K> const Inner::Rows& rows_of() const { return K == 1 ? inner.row : inner.rows; }
+  bool plain = repeat == 1 && per_channel == 1;  // a column is a channel: divisions are slow
+  int64_t channel_of(int64_t column) const { return plain ? column : column % columns / per_channel; }
+  int64_t group_of(int64_t column) const {
+    return job.channels == 1 ? channel_of(column) : channel_of(column) / job.channels;
+  }
+  double shift(int64_t p, int64_t g) const {
+    return shift_of(job, x[p * population + g * job.channels * per_channel]);
+  }
+
+  // A part of a population: some rows of some columns. Those at the end take the shorter row along.
+  struct Block { int64_t p, r0, r1, c0, c1; };
+
+  // f<K>(index of the first value, first column, columns): K rows at a time.
+  template <class F> void sweep(const Block& b, F f) const {
+    const int64_t n = b.c1 - b.c0;
+    int64_t at = b.p * population + b.r0 * width + b.c0, r = b.r0;
+    for (; r + kTogether <= b.r1; r += kTogether, at += kTogether * width) {
+      by_chunk<T>(n, kChunk / kTogether, [&](int64_t j, int64_t size) {
+        f.template operator()<kTogether>(at + j, b.c0 + j, size);
+      });
+    }
+    for (; r < b.r1 + (b.r1 == rows && rest > b.c0); ++r, at += width) {
+      const int64_t here = r < rows ? n : std::min(n, rest - b.c0);
+      by_chunk<T>(here, kChunk, [&](int64_t j, int64_t size) { f.template operator()<1>(at + j, b.c0 + j, size); });
+    }
+  }
+
+  // Whole populations, or columns of them, that a task reads twice while they are in cache; ...
+  bool fused(int64_t arrays) const {
+    return population * int64_t(sizeof(T)) * arrays <= 2 * kTaskBytes || job.populations >= kEnoughTasks / 2;
+  }
+  template <class F> void fused_blocks(ParallelFor parallel_for, F f) const {
+    int64_t groups = job.groups;  // per task
+    if (repeat == 1) {
+      const int64_t wanted = ceil_div(kEnoughTasks, job.populations);
+      const int64_t least = ceil_div(kNarrow, job.channels * per_channel);
+      groups = std::min(groups, std::max(ceil_div(ceil_div(groups, wanted), least) * least, least));
+    }
+    const int64_t per = ceil_div(job.groups, groups);
+    run(parallel_for, job.populations * per, [&](int64_t i) {
+      const int64_t g0 = i % per * groups, g1 = std::min(job.groups, g0 + groups);
+      const int64_t c0 = g0 * job.channels * per_channel;
+      f(Block{i / per, 0, rows, c0, g1 == job.groups ? width : g1 * job.channels * per_channel}, g0, g1);
+    });
+  }
+  // ... or rows of them, which are swept over a second time, from the end.
+  template <class F> void row_blocks(ParallelFor parallel_for, F f) const {
+    run(parallel_for, job.populations * tasks, [&](int64_t i) {
+      const int64_t t = i % tasks;
+      f(i, Block{i / tasks, t * height, std::min(rows, (t + 1) * height), 0, width});
+    });
+  }
+
+  // Two sums of every column of a block, as arrays that vectors are loaded from.
+  struct ColumnSums {
+    std::vector<double> first, second;
+    explicit ColumnSums(int64_t n) : first(n), second(n) {}
+    void add(const ColumnSums& other) {
+      for (size_t i = 0; i < first.size(); ++i) { first[i] += other.first[i]; second[i] += other.second[i]; }
+    }
+  };
+
+  // The sums of each population, from those of its blocks of rows, in a fixed order.
+  template <class F> std::vector<ColumnSums> sums_by_rows(ParallelFor parallel_for, F add_block) const {
+    std::vector<ColumnSums> parts(job.populations * tasks, ColumnSums(0)), all(job.populations, ColumnSums(width));
+    row_blocks(parallel_for, [&](int64_t i, const Block& b) {
+      parts[i] = ColumnSums(width);
+      add_block(b, parts[i]);
+    });
+    for (int64_t i = 0; i < job.populations * tasks; ++i) all[i / tasks].add(parts[i]);
+    return all;
+  }
+
+  // ---- forward
+
+  void add_values(const Block& b, ColumnSums& sums) const {
+    std::vector<double> about(b.c1 - b.c0);
+    for (int64_t c = b.c0; c < b.c1; ++c) about[c - b.c0] = shift(b.p, group_of(c));
+    Reader<T> read;
+    sweep(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
+      const int64_t c = column - b.c0;
+      sum_columns<K>(read(x + at, n, K, width), stride(n), n, &about[c], &sums.first[c], &sums.second[c]);
+    });
+  }
+
+  // The sums begin with column c0, the first of group g0.
+  void set_moments(int64_t p, int64_t g0, int64_t g1, int64_t c0, const ColumnSums& sums) const {
+    std::vector<Sums> all(g1 - g0);
+    for (int64_t i = 0; i < int64_t(sums.first.size()); ++i) {
+      Sums& to = all[group_of(c0 + i) - g0];
+      to.first += sums.first[i]; to.second += sums.second[i];
+    }
+    for (int64_t g = g0; g < g1; ++g) statistics.set(statistics.index(p, g), shift(p, g), all[g - g0]);
+  }
+
+  template <class F> void fused_moments(ParallelFor parallel_for, F then) const {
+    fused_blocks(parallel_for, [&](const Block& b, int64_t g0, int64_t g1) {
+      ColumnSums sums(b.c1 - b.c0);
+      add_values(b, sums);
+      set_moments(b.p, g0, g1, b.c0, sums);
+      then(b);
+    });
+  }
+
+  void moments_by_rows(ParallelFor parallel_for) const {
+    const auto all = sums_by_rows(parallel_for, [&](const Block& b, ColumnSums& sums) { add_values(b, sums); });
+    for (int64_t p = 0; p < job.populations; ++p) set_moments(p, 0, job.groups, 0, all[p]);
+  }
+
+  void moments(ParallelFor parallel_for) const {
+    if (fused(1)) fused_moments(parallel_for, [](const Block&) {});
+    else moments_by_rows(parallel_for);
+  }
+
+  void forward(ParallelFor parallel_for) const {
+    if (fused(1)) {
+      return fused_moments(parallel_for, [&](const Block& b) { apply(b, Columns(*this, b, &Statistics::forward)); });
+    }
+    moments_by_rows(parallel_for);
+    evaluate(parallel_for);
+  }
+
+  // What the columns of a block are multiplied by and what is added.
+  using Formula = Coefficients<double> (Statistics::*)(int64_t pg, int64_t c) const;
+  struct Columns {
+    std::vector<double> mean, scale, bias, slope, level;
+    Columns(const Rows& rows, const Block& b, Formula formula) {
+      const int64_t n = b.c1 - b.c0;
+      for (auto* v : {&mean, &scale, &bias}) v->resize(n);
+      rows.each_channel(b, [&](int64_t i, int64_t pg, int64_t c) {
+        const auto k = (rows.statistics.*formula)(pg, c);
+        mean[i] = k.mean; scale[i] = k.scale; bias[i] = k.bias;
+      });
+    }
+    ColumnCoefficients at(int64_t i) const {
+      return ColumnCoefficients{mean.data(), scale.data(), bias.data(), slope.data(), level.data()}.at(i);
+    }
+  };
+  template <class F> void each_channel(const Block& b, F f) const {  // f(column of the block, statistic, channel)
+    for (int64_t c = b.c0; c < b.c1; ++c) f(c - b.c0, statistics.index(b.p, group_of(c)), channel_of(c));
+  }
+
+  void apply(const Block& b, const Columns& columns) const {
+    const bool streaming = stream(y) && b.c0 % Lanes::width == 0;
+    Reader<T> read_x, read_r;
+    Writer<T> write;
+    sweep(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
+      const float* in = read_x(x + at, n, K, width);
+      const float* added = residual ? read_r(residual + at, n, K, width) : nullptr;
+      rows_of<K>().forward(in, added, write(y + at), stride(n), n, columns.at(column - b.c0), streaming);
+      write.done(y + at, n, K, width);
+    });
+  }
+
+  void evaluate(ParallelFor parallel_for) const {
+    std::vector<Columns> columns;
+    for (int64_t p = 0; p < job.populations; ++p) columns.emplace_back(*this, Block{p, 0, 0, 0, width}, &Statistics::forward);
+    row_blocks(parallel_for, [&](int64_t i, const Block&) {
+      const int64_t p = i / tasks, t = tasks - 1 - i % tasks;
+      apply(Block{p, t * height, std::min(rows, (t + 1) * height), 0, width}, columns[p]);
+    });
+  }
+
+  // ---- backward
+
+  void add_gradients(const Block& b, const Columns& columns, ColumnSums& sums) const {
+    BackwardReader<T> read{dy, x, residual ? y : nullptr};
+    sweep(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
+      const int64_t c = column - b.c0;
+      rows_of<K>().sum(read(at, n, K, width), stride(n), n, columns.at(c), &sums.first[c], &sums.second[c]);
+    });
+  }
+
+  // As for moments: the sums begin with column c0, the first of group g0.
+  void keep(int64_t p, int64_t g0, int64_t g1, int64_t c0, const ColumnSums& sums) const {
+    const int64_t base = p * job.all_channels(), begin = g0 * job.channels, end = g1 * job.channels;
+    for (int64_t c = begin; c < end; ++c) job.sum_g[base + c] = job.sum_gx[base + c] = 0;
+    for (int64_t i = 0; i < int64_t(sums.first.size()); ++i) {
+      const int64_t c = base + channel_of(c0 + i);
+      job.sum_g[c] += sums.first[i];
+      job.sum_gx[c] += sums.second[i];
+    }
+    for (int64_t c = begin; c < end; ++c) {
+      job.sum_gx[base + c] *= statistics.normaliser(statistics.index(p, group_of(c * per_channel)), c);
+    }
+  }
+
+  void settle(const Block& b, int64_t g0, int64_t g1, Columns& columns) const {
+    std::vector<Statistics::Through> through(g1 - g0);
+    for (int64_t g = g0; g < g1; ++g) through[g - g0] = statistics.through(b.p, g);
+    columns.slope.resize(b.c1 - b.c0);
+    columns.level.resize(b.c1 - b.c0);
+    each_channel(b, [&](int64_t i, int64_t pg, int64_t c) {
+      Coefficients<double> k{};
+      statistics.settle(k, through[pg - statistics.index(b.p, g0)], pg, c);
+      columns.slope[i] = k.slope; columns.level[i] = k.level;
+    });
+  }
+
+  void apply_gradients(const Block& b, const Columns& columns) const {
+    const bool streaming = stream(dx) && b.c0 % Lanes::width == 0;
+    BackwardReader<T> read{dy, x, residual ? y : nullptr};
+    Writer<T> write_dx, write_dr;
+    sweep(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
+      float* also = dr ? write_dr(dr + at) : nullptr;
+      rows_of<K>().backward(read(at, n, K, width), write_dx(dx + at), also, stride(n), n, columns.at(column - b.c0),
+                            streaming);
+      write_dx.done(dx + at, n, K, width);
+      if (dr) write_dr.done(dr + at, n, K, width);
+    });
+  }
+
+  template <class F> void fused_sums(ParallelFor parallel_for, F then) const {
+    fused_blocks(parallel_for, [&](const Block& b, int64_t g0, int64_t g1) {
+      Columns columns(*this, b, &Statistics::gradient);
+      ColumnSums sums(b.c1 - b.c0);
+      add_gradients(b, columns, sums);
+      keep(b.p, g0, g1, b.c0, sums);
+      then(b, g0, g1, columns);
+    });
+  }
+
+  void backward_sums(ParallelFor parallel_for) const {
+    if (fused(2)) return fused_sums(parallel_for, [](const Block&, int64_t, int64_t, Columns&) {});
+    std::vector<Columns> columns;
+    for (int64_t p = 0; p < job.populations; ++p) columns.emplace_back(*this, Block{p, 0, 0, 0, width}, &Statistics::gradient);
+    const auto all = sums_by_rows(parallel_for, [&](const Block& b, ColumnSums& sums) {
+      add_gradients(b, columns[b.p], sums);
+    });
+    for (int64_t p = 0; p < job.populations; ++p) keep(p, 0, job.groups, 0, all[p]);
+  }
+
+  void backward_apply(ParallelFor parallel_for) const {
+    std::vector<Columns> columns;
+    for (int64_t p = 0; p < job.populations; ++p) {
+      const Block b{p, 0, 0, 0, width};
+      columns.emplace_back(*this, b, &Statistics::gradient);
+      settle(b, 0, job.groups, columns.back());
+    }
+    row_blocks(parallel_for, [&](int64_t i, const Block&) {
+      const int64_t p = i / tasks, t = tasks - 1 - i % tasks;
+      apply_gradients(Block{p, t * height, std::min(rows, (t + 1) * height), 0, width}, columns[p]);
+    });
+  }
+
+  void backward(ParallelFor parallel_for) const {
+    if (fused(2)) {
+      fused_sums(parallel_for, [&](const Block& b, int64_t g0, int64_t g1, Columns& columns) {
+        settle(b, g0, g1, columns);
+        apply_gradients(b, columns);
+      });
+    } else {
+      backward_sums(parallel_for);
+      backward_apply(parallel_for);
+    }
+    statistics.parameters();
+  }
+};
+
+}  // namespace NK_NAMESPACE
+}  // namespace normkit

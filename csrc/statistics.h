@@ -1,0 +1,118 @@
+// How work is shared out, and what a group's sums mean for all of its channels.
+#pragma once
+
+#include <vector>
+
+#include "floats.h"
+
+namespace normkit {
+namespace NK_NAMESPACE {
+
+constexpr int64_t kTaskBytes = 512 * 1024;         // what a task may touch and still find in cache the second time
+constexpr int64_t kStreamBytes = 8 * 1024 * 1024;  // from this size on, an output is not worth a place in cache
+constexpr int64_t kEnoughTasks = 16;               // to share out among threads, whatever their number
+
+template <class F> void run(ParallelFor parallel_for, int64_t tasks, F f) {
+  parallel_for(tasks, [](int64_t begin, int64_t end, void* context) {
+    F& body = *static_cast<F*>(context);
+    for (int64_t i = begin; i < end; ++i) body(i);
+    Lanes::fence();
+  }, &f);
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+struct Statistics {
+  const Job& job;
+  // Roots and divisions are slow: 1 / sqrt(var + eps) is worked out once, by `set` or by `ready`.
+  mutable std::vector<double> inverse_stds = std::vector<double>(job.populations * job.groups);
+
+  int64_t index(int64_t p, int64_t g) const { return p * job.groups + g; }
+  double inverse_std(int64_t pg) const { return inverse_stds[pg]; }
+  void ready() const {  // the statistics are given
+    for (size_t i = 0; i < inverse_stds.size(); ++i) inverse_stds[i] = 1.0 / std::sqrt(job.var[i] + job.eps);
+  }
+  double weight(int64_t c) const { return job.weight ? job.weight[c] : 1.0; }
+  double bias(int64_t c) const { return job.bias ? job.bias[c] : 0.0; }
+
+  // The sums are those of x - shift and of its square.
+  void set(int64_t pg, double shift, Sums s) const {
+    const double gap = s.first / job.count;
+    job.mean[pg] = job.centred ? shift + gap : 0.0;
+    const double var = s.second / job.count - (job.centred ? gap * gap : 0.0);
+    job.var[pg] = var < 0 ? 0.0 : var;  // a NaN stays
+    inverse_stds[pg] = 1.0 / std::sqrt(job.var[pg] + job.eps);
+  }
+
+  Coefficients<double> forward(int64_t pg, int64_t c) const {
+    return {job.mean[pg], weight(c) * inverse_std(pg), bias(c), 0, 0};
+  }
+
+  // Before the backward's sums are known. An inverted job centres its output about the bias.
+  Coefficients<double> gradient(int64_t pg, int64_t c) const {
+    Coefficients<double> k = forward(pg, c);
+    if (job.inverted) k.mean = k.bias;
+    return k;
+  }
+
+  // The normalised value is the centred one times this.
+  double normaliser(int64_t pg, int64_t c) const { return job.inverted ? 1.0 / weight(c) : inverse_std(pg); }
+
+  // What the gradient's sums over a group, weighted by its channels, take away from every value in it.
+  struct Through { double inverse_std, mean_g, mean_gx; };
+  Through through(int64_t p, int64_t g) const {
+    const int64_t pg = index(p, g), first = g * job.channels;
+    if (job.stored) return {inverse_std(pg), 0, 0};
+    double sum_g = 0, sum_gx = 0;
+    for (int64_t c = first; c < first + job.channels; ++c) {
+      const int64_t i = p * job.all_channels() + c;
+      sum_g += weight(c) * job.sum_g[i];
+      sum_gx += weight(c) * job.sum_gx[i];
+    }
+    return {inverse_std(pg), job.centred ? sum_g / job.count : 0.0, sum_gx / job.count};
+  }
+  void settle(Coefficients<double>& k, const Through& t, int64_t pg, int64_t c) const {
+    k.slope = -t.inverse_std * t.mean_gx * normaliser(pg, c);
+    k.level = -t.inverse_std * t.mean_g;
+  }
+
+  // The parameters' gradients: the sums, added up over the populations.
+  void parameters() const {
+    const int64_t channels = job.all_channels();
+    for (auto [out, sums] : {std::pair{job.dweight, job.sum_gx}, std::pair{job.dbias, job.sum_g}}) {
+      if (!out) continue;
+      std::vector<double> all(channels);
+      for (int64_t p = 0; p < job.populations; ++p) {
+        for (int64_t c = 0; c < channels; ++c) all[c] += sums[p * channels + c];
+      }
+      for (int64_t c = 0; c < channels; ++c) out[c] = float(all[c]);
+    }
+  }
+};
+
+// What a group's values are summed about: one of them.
+template <class T> double shift_of(const Job& job, T first) {
+  const double v = widen(first);
+  return job.centred && std::isfinite(v) ? v : 0.0;
+}
+
+template <class T> void sum_values(const T* x, int64_t n, double shift, Pending& sums) {
+  Reader<T> read;
+  by_chunk<T>(n, kChunk, [&](int64_t i, int64_t size) { sum_floats(read(x + i, size), size, shift, sums); });
+}
+
+// What a backward reads, as floats.
+template <class T> struct BackwardReader {
+  const T *dy, *x, *y;  // y is null without a residual
+  Reader<T> read_dy{}, read_x{}, read_y{};
+  Backward operator()(int64_t at, int64_t n) {
+    return {read_dy(dy + at, n), read_x(x + at, n), y ? read_y(y + at, n) : nullptr};
+  }
+  Backward operator()(int64_t at, int64_t n, int64_t rows, int64_t stride) {
+    return {read_dy(dy + at, n, rows, stride), read_x(x + at, n, rows, stride),
+            y ? read_y(y + at, n, rows, stride) : nullptr};
+  }
+};
+
+}  // namespace NK_NAMESPACE
+}  // namespace normkit

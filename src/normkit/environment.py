@@ -1,0 +1,70 @@
+"""What this machine is and what runs on it: the facts that a figure means nothing without."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normkit.kernels import select
+
+# Settings of glibc's malloc, of allocators that are loaded in its place, and of torch's use of huge pages.
+_ALLOCATOR_SETTING = re.compile(r"(JE|TC|MI|RP)?MALLOC_|LD_PRELOAD$|GLIBC_TUNABLES$|THP_MEM_ALLOC_ENABLE$")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def describe_environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return versions, hardware, the kernels in use, the optional extras, and what the allocator was told."""
+    return {
+        "normkit": metadata.version("normkit"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": count_cores(),
+        "torch_threads": torch.get_num_threads(),
+        "kernels": select.status(),
+        "extras": installed_extras(),
+        "allocator": {name: value for name, value in sorted(environ.items()) if _ALLOCATOR_SETTING.match(name)},
+        "huge_pages": _chosen(_HUGE_PAGES.read_text()) if _HUGE_PAGES.exists() else None,
+    }
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the processor's name as Linux tells it, or the best that Python knows."""
+    told = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    return told[1] if told else platform.processor() or platform.machine()
+
+
+def count_cores() -> int:
+    """Return how many cores this process may run on, which a container can make fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def installed_extras(requirements: list[str] | None = None) -> dict[str, dict[str, str | None]]:
+    """Return the packages of every extra that normkit declares, with their versions; None where one is missing."""
+    extras: dict[str, dict[str, str | None]] = {}
+    for requirement in metadata.requires("normkit") or [] if requirements is None else requirements:
+        package, extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
+        if package and extra:
+            extras.setdefault(extra[1], {})[package[0]] = _version(package[0])
+    return extras
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _chosen(setting: str) -> str:
+    """Of "always [madvise] never", the word in brackets."""
+    found = re.search(r"\[(\w+)\]", setting)
+    return found[1] if found else setting.strip()
