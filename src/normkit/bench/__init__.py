@@ -1,0 +1,18 @@
+"""The one benchmark harness: ours, torch eager, torch.compile and the memory limit, side by side on this machine."""
+
+from normkit.bench.case import EAGER as EAGER
+from normkit.bench.case import FULL as FULL
+from normkit.bench.case import OURS as OURS
+from normkit.bench.case import QUICK as QUICK
+from normkit.bench.case import Effort as Effort
+from normkit.bench.case import Result as Result
+from normkit.bench.cases import choose as choose
+from normkit.bench.neighbours import is_crowded as is_crowded
+from normkit.bench.runner import Allocator as Allocator
+from normkit.bench.runner import BenchmarkError as BenchmarkError
+from normkit.bench.runner import Plan as Plan
+from normkit.bench.runner import record as record
+from normkit.bench.runner import run as run
+from normkit.bench.spread import Spread as Spread
+from normkit.bench.summary import SummaryRow as SummaryRow
+from normkit.bench.summary import summarize as summarize

@@ -1,0 +1,87 @@
+"""What `normkit bench` found, as tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from normkit.bench import EAGER, OURS, Result, Spread, SummaryRow, summarize
+
+_WIDTH = 180  # where the output is not a terminal, and has no width of its own
+
+
+def print_tables(document: dict[str, Any], results: Sequence[Result]) -> None:
+    """Print where it ran, the cases by group and number of threads, and the figures."""
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    for line in _header(document):
+        console.print(line, markup=False)
+    for (threads, group), found in groupby(results, key=lambda result: (result.threads, result.group)):
+        console.print(_case_table(f"{group}, threads: {threads}", list(found)))
+    if rows := summarize(results):
+        console.print(_summary_table(rows))
+
+
+def _header(document: dict[str, Any]) -> Iterator[str]:
+    env, settings = document["environment"], document["settings"]
+    kernels = ", ".join(f"{name}: {value}" for name, value in env["kernels"].items())
+    yield f"normkit {env['normkit']} ({kernels}), torch {env['torch']}, Python {env['python']}"
+    yield f"{env['cpu']}, cores: {env['cores']}, {env['platform']}, {document['date']}"
+    allocator = " ".join(f"{name}={value}" for name, value in env["allocator"].items())
+    yield f"allocator {settings['allocator']['name']!r}: {allocator or 'as the system has it'}"
+    yield (
+        f"Medians (quartiles) of {settings['rounds']} interleaved rounds, whole models {settings['model_rounds']}. "
+        "x: how many times our time theirs is. limit: what copying memory takes."
+    )
+
+
+def _case_table(title: str, results: list[Result]) -> Table:
+    """Only what some case of the group has becomes a column."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("case")
+    columns = [[result.name for result in results]]
+    for heading, cells in _columns(results):
+        if any(cells):
+            table.add_column(heading, justify="right")
+            columns.append(cells)
+    for row in zip(*columns, strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _columns(results: list[Result]) -> Iterator[tuple[str, list[str]]]:
+    """Times of ours and torch eager, everybody's ratio to ours, the two beside the limit, and bytes."""
+    for name in (OURS, EAGER):
+        yield f"{name}, ms", [_spread(r.seconds.get(name), 1e3) for r in results]
+    for name in _contestants(r.ratios for r in results):
+        yield f"{name}, x", [_spread(r.ratios.get(name)) for r in results]
+    for name in (OURS, EAGER):
+        yield f"{name} / limit", [f"{r.multiples[name].median:.2f}" if name in r.multiples else "" for r in results]
+    for name in _contestants(r.bytes for r in results):
+        yield f"{name}, MB", [f"{r.bytes[name] / 1e6:.1f}" if name in r.bytes else "" for r in results]
+
+
+def _contestants(tables: Iterable[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for table in tables for name in table))
+
+
+def _spread(spread: Spread | None, scale: float = 1.0) -> str:
+    if spread is None:
+        return ""
+    low, median, high = (f"{value * scale:.3g}" for value in (spread.low, spread.median, spread.high))
+    return f"{median} ({low} to {high})"
+
+
+def _summary_table(rows: list[SummaryRow]) -> Table:
+    table = Table("figure", title="geometric means", title_justify="left")
+    for heading in ("threads", "cases", "torch eager", "ours", "worst", "better is"):
+        table.add_column(heading, justify="right")
+    table.add_column("worst case")
+    for row in rows:
+        numbers = (f"{row.eager:.2f}", f"{row.value:.2f}", f"{row.worst:.2f}")
+        table.add_row(row.figure, str(row.threads), str(row.cases), *numbers, row.better, row.worst_case)
+    return table

@@ -1,0 +1,62 @@
+import gc
+
+import pytest
+
+from normkit.bench import timing
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only moves when a step moves it."""
+
+    class Clock:
+        now = 0.0
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: Clock.now)
+    return Clock
+
+
+def test_the_order_rotates():
+    assert [timing.rotated("abc", turn) for turn in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
+    assert timing.rotated([], 3) == []
+
+
+def test_contestants_are_interleaved_and_each_gets_its_own_times(clock):
+    calls = []
+
+    def step(name, seconds):
+        calls.append(name)
+        clock.now += seconds
+
+    steps = {"a": lambda: step("a", 1.0), "b": lambda: step("b", 2.0)}
+    assert timing.interleave(steps, rounds=3) == {"a": [1.0] * 3, "b": [2.0] * 3}
+    # Each turn is a call that is not timed and one that is.
+    assert "".join(calls) == "ab" + "aabb" + "bbaa" + "aabb"
+
+
+def test_a_short_step_is_repeated_until_a_clock_can_tell(clock):
+    calls = []
+
+    def step():
+        calls.append(None)
+        clock.now += timing.SAMPLE_SECONDS / 10
+
+    seconds = timing.interleave({"short": step}, rounds=2)["short"]
+    assert seconds == pytest.approx([timing.SAMPLE_SECONDS / 10] * 2)
+    assert len(calls) in (23, 25)  # ten or, by rounding, eleven a round, and one before them
+
+
+def test_garbage_is_collected_before_and_after_only():
+    seen = []
+    timing.interleave({"a": lambda: seen.append(gc.isenabled())}, rounds=2)
+    assert not any(seen[1:])
+    assert gc.isenabled()
+
+
+def test_who_cannot_run_is_left_out_with_the_reason():
+    def build():
+        raise TypeError("no such thing\nand a long story")
+
+    steps, errors = timing.prepare({"fine": lambda: list, "broken": build})
+    assert steps == {"fine": list}
+    assert errors == {"broken": "TypeError: no such thing"}
