@@ -82,6 +82,18 @@ template <class How> Coefficients<Lanes> load(const LineCoefficients& k, int64_t
           k.bias ? Lanes::load(k.bias + i, how) : Lanes::all(0), mean, mean};
 }
 
+// The memory system stops at the end of a page; asked a little ahead, it does not.
+constexpr int64_t kAhead = 384;  // floats
+inline void ask_ahead(const float* p, int64_t ahead = kAhead) {
+#if defined(__GNUC__)
+  __builtin_prefetch(p + ahead);
+#else
+  (void)p, (void)ahead;
+#endif
+}
+// Several rows are read together: of narrow ones, those after them are next.
+template <int K> int64_t ahead_of_rows(int64_t stride) { return stride < kAhead ? K * stride : kAhead; }
+
 // ---- sums of values ------------------------------------------------------------------------------------------------
 
 // Several accumulators: an addition takes longer than the next one waits.
@@ -96,6 +108,7 @@ inline void sum_floats(const float* x, int64_t n, double shift, Pending& sums) {
   };
   int64_t i = 0;
   for (; i + 4 * w <= n; i += 4 * w) {
+    for (int64_t j = 0; j < 4 * w; j += 16) ask_ahead(x + i + j);
     add(V::load(x + i), a0, b0);
     add(V::load(x + i + w), a1, b1);
     add(V::load(x + i + 2 * w), a2, b2);
@@ -108,10 +121,12 @@ inline void sum_floats(const float* x, int64_t n, double shift, Pending& sums) {
 
 template <int K>
 void sum_columns(const float* x, int64_t stride, int64_t n, const double* shift, double* first, double* second) {
+  const int64_t ahead = ahead_of_rows<K>(stride);
   across(n, [&](int64_t j, auto how) {
     const Lanes about = Lanes::load(shift + j, how);
     Lanes a = Lanes::load(first + j, how), b = Lanes::load(second + j, how);
     for (int row = 0; row < K; ++row) {
+      ask_ahead(x + row * stride + j, ahead);
       const Lanes v = Lanes::load(x + row * stride + j, how, about) - about;
       a = a + v; b = fma(v, v, b);
     }
@@ -119,6 +134,8 @@ void sum_columns(const float* x, int64_t stride, int64_t n, const double* shift,
     b.store(second + j, how);
   });
 }
+
+// Tables of pointers are passed by value: the compiler must not think that a store could have changed them.
 
 // ---- what depends on the activation --------------------------------------------------------------------------------
 
@@ -161,14 +178,18 @@ template <Activation A, bool R, bool I> struct Floats {
     const auto c = spread(k);
     if (stream) {
       across_aligned(y, n, [&](int64_t i, auto how, bool aligned) {
+        ask_ahead(x + i);
         put(forward(x + i, from(r, i), c, how), y + i, how, aligned);
       });
     } else {
-      across(n, [&](int64_t i, auto how) { forward(x + i, from(r, i), c, how).store(y + i, how); });
+      across(n, [&](int64_t i, auto how) {
+        ask_ahead(x + i);
+        forward(x + i, from(r, i), c, how).store(y + i, how);
+      });
     }
   }
 
-  static void sum_run(const Backward& m, int64_t n, const Coefficients<double>& k, Pending& sums) {
+  static void sum_run(Backward m, int64_t n, const Coefficients<double>& k, Pending& sums) {
     constexpr int64_t w = V::width;
     const auto c = spread(k);
     V a0 = sums.first, b0 = sums.second, a1 = V::all(0), b1 = a1;
@@ -178,6 +199,8 @@ template <Activation A, bool R, bool I> struct Floats {
     };
     int64_t i = 0;
     for (; i + 2 * w <= n; i += 2 * w) {
+      ask_ahead(m.dy + i);
+      ask_ahead(m.x + i);
       add(i, Whole{}, a0, b0);
       add(i + w, Whole{}, a1, b1);
     }
@@ -186,7 +209,7 @@ template <Activation A, bool R, bool I> struct Floats {
     sums.second = b0 + b1;
   }
 
-  static void backward_run(const Backward& m, float* dx, float* dr, int64_t n, const Coefficients<double>& k,
+  static void backward_run(Backward m, float* dx, float* dr, int64_t n, const Coefficients<double>& k,
                            bool stream) {
     const auto c = spread(k);
     const auto one = [&](int64_t i, auto how, bool aligned) {
@@ -200,25 +223,38 @@ template <Activation A, bool R, bool I> struct Floats {
 
   // ---- K rows of many channels
 
+  // What is written goes nearly in memory's order, so that whole lines leave at once; and what a strip of columns needs
+  // stays near while its rows are worked on.
+  static constexpr int64_t kStrip = 256;
+
   template <int K>
-  static void forward_rows(const float* x, const float* r, float* y, int64_t stride, int64_t n,
-                           const ColumnCoefficients& k, bool stream) {
-    across(n, [&](int64_t j, auto how) {
-      const auto c = load(k, j, how);
+  static void forward_rows(const float* x, const float* r, float* y, int64_t stride, int64_t n, ColumnCoefficients k,
+                           bool stream) {
+    for (int64_t first = 0; first < n; first += kStrip) {
       for (int row = 0; row < K; ++row) {
-        const int64_t i = row * stride + j;
-        put(forward(x + i, from(r, i), c, how), y + i, how, stream);
+        const int64_t i = row * stride + first;
+        const float* in = x + i;
+        const float* added = R ? r + i : nullptr;
+        float* out = y + i;
+        const ColumnCoefficients here = k.at(first);
+        across(std::min(kStrip, n - first), [&](int64_t j, auto how) {
+          ask_ahead(in + j);
+          put(forward(in + j, added + (R ? j : 0), load(here, j, how), how), out + j, how, stream);
+        });
       }
-    });
+    }
   }
 
   template <int K>
-  static void sum_rows(const Backward& m, int64_t stride, int64_t n, const ColumnCoefficients& k, double* first,
+  static void sum_rows(Backward m, int64_t stride, int64_t n, ColumnCoefficients k, double* first,
                        double* second) {
+    const int64_t ahead = ahead_of_rows<K>(stride);
     across(n, [&](int64_t j, auto how) {
       const auto c = load(k, j, how);
       V a = V::load(first + j, how), b = V::load(second + j, how);
       for (int row = 0; row < K; ++row) {
+        ask_ahead(m.dy + row * stride + j, ahead);
+        ask_ahead(m.x + row * stride + j, ahead);
         const Gradient e = gradient(m.at(row * stride + j), c, how);
         a = a + e.g; b = fma(e.g, e.centred, b);
       }
@@ -228,27 +264,34 @@ template <Activation A, bool R, bool I> struct Floats {
   }
 
   template <int K>
-  static void backward_rows(const Backward& m, float* dx, float* dr, int64_t stride, int64_t n,
-                            const ColumnCoefficients& k, bool stream) {
-    across(n, [&](int64_t j, auto how) {
-      const auto c = load_settled(k, j, how);
+  static void backward_rows(Backward m, float* dx, float* dr, int64_t stride, int64_t n, ColumnCoefficients k,
+                            bool stream) {
+    for (int64_t first = 0; first < n; first += kStrip) {
       for (int row = 0; row < K; ++row) {
-        const int64_t i = row * stride + j;
-        const Gradient e = gradient(m.at(i), c, how);
-        put(fma(e.g, c.scale, fma(e.centred, c.slope, c.level)), dx + i, how, stream);
-        if (R && dr) e.g.store(dr + i, how);
+        const int64_t i = row * stride + first;
+        const Backward in = m.at(i);
+        float *out = dx + i, *also = from(dr, i);
+        const ColumnCoefficients here = k.at(first);
+        across(std::min(kStrip, n - first), [&](int64_t j, auto how) {
+          ask_ahead(in.dy + j);
+          ask_ahead(in.x + j);
+          const auto c = load_settled(here, j, how);
+          const Gradient e = gradient(in.at(j), c, how);
+          put(fma(e.g, c.scale, fma(e.centred, c.slope, c.level)), out + j, how, stream);
+          if (R && also) e.g.store(also + j, how);
+        });
       }
-    });
+    }
   }
 
   // ---- a line with a weight and a bias for each value
 
-  static void forward_line(const float* x, const float* r, float* y, int64_t n, const LineCoefficients& k) {
+  static void forward_line(const float* x, const float* r, float* y, int64_t n, LineCoefficients k) {
     across(n, [&](int64_t i, auto how) { forward(x + i, from(r, i), load(k, i, how), how).store(y + i, how); });
   }
 
   // Sums of the gradient times the weight, and of that times the centred value.
-  static void sum_line(const Backward& m, int64_t n, const LineCoefficients& k, Pending& sums) {
+  static void sum_line(Backward m, int64_t n, LineCoefficients k, Pending& sums) {
     V a = sums.first, b = sums.second;
     across(n, [&](int64_t i, auto how) {
       const Gradient e = gradient(m.at(i), load(k, i, how), how);
@@ -260,7 +303,7 @@ template <Activation A, bool R, bool I> struct Floats {
   }
 
   // Adds to the parameters' gradients too, where they are wanted.
-  static void backward_line(const Backward& m, float* dx, float* dr, int64_t n, const LineCoefficients& k,
+  static void backward_line(Backward m, float* dx, float* dr, int64_t n, LineCoefficients k,
                             double* dweight, double* dbias) {
     const V inverse_std = V::all(k.inverse_std), level = V::all(-k.mean_g * k.inverse_std);
     const V slope = V::all(-k.mean_gx * k.inverse_std * k.inverse_std);

@@ -132,7 +132,12 @@ template <class T> void narrow_rest(const float* p, T* out, int64_t n) {
 
 template <class T> void widen(const T* p, float* out, int64_t n) {
   int64_t i = 0;
-  for (; i + kHalves <= n; i += kHalves) widen_some(p + i, out + i);
+  for (; i + kHalves <= n; i += kHalves) {
+#if defined(__GNUC__)
+    __builtin_prefetch(reinterpret_cast<const char*>(p + i) + 1536);  // past the end of a page: see ask_ahead
+#endif
+    widen_some(p + i, out + i);
+  }
   if (i < n) widen_rest(p + i, out + i, n - i);
 }
 
