@@ -54,8 +54,12 @@ inline void widen_some(const bf16* p, float* out) {
 inline void widen_some(const f16* p, float* out) {
   _mm512_storeu_ps(out, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 }
+// Read as they were written, eight floats at a time: what spans two stores that are still under way has to wait.
+inline __m512 sixteen(const float* p) {
+  return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(p)), _mm256_loadu_ps(p + 8), 1);
+}
 inline void narrow_some(const float* p, bf16* out) {
-  const __m512 values = _mm512_loadu_ps(p);
+  const __m512 values = sixteen(p);
   const __m512i bits = _mm512_castps_si512(values);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __mmask16 number = _mm512_cmp_ps_mask(values, values, _CMP_ORD_Q);
@@ -64,7 +68,7 @@ inline void narrow_some(const float* p, bf16* out) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 inline void narrow_some(const float* p, f16* out) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtps_ph(_mm512_loadu_ps(p), _MM_FROUND_TO_NEAREST_INT));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtps_ph(sixteen(p), _MM_FROUND_TO_NEAREST_INT));
 }
 
 #elif defined(NK_AVX2)
@@ -147,7 +151,8 @@ template <class T> void narrow(const float* p, T* out, int64_t n) {
   if (i < n) narrow_rest(p + i, out + i, n - i);
 }
 
-constexpr int64_t kChunk = 1024;
+// No power of two: loads and stores whose addresses differ by a multiple of 4096 wait for one another.
+constexpr int64_t kChunk = 768;
 
 // Floats to read for values of type T: the values themselves, or a widened copy of a chunk (rows of it, side by side).
 template <class T> struct Reader {
