@@ -72,14 +72,15 @@ def layout_of(x: Tensor, recipe: Recipe, parameter: Sequence[int]) -> Layout | N
     over, shape, rank = recipe.over, x.shape, x.dim()
     contiguous = x.is_contiguous()
     if over[0] == 0:
-        if over == (0, *range(2, rank)):
+        if rank > 1 and over == (0, *range(2, rank)):
             channels = shape[1]
             positions = x.numel() // max(1, shape[0] * channels)
             if contiguous:
                 return Layout(0, 1, shape[0], channels, 1, positions)
             return Layout(1, 1, shape[0], channels, 1, positions) if _is_channels_last(x) else None
-        return Layout(0, 1, shape[0], prod(shape[1:]), 1, 1) if over == (0,) and contiguous else None
-    first = over[0]
+        if rank > 1:
+            return Layout(0, 1, shape[0], prod(shape[1:]), 1, 1) if over == (0,) and contiguous else None
+    first = over[0]  # of a vector, 0: one example, and all of it
     if over != tuple(range(first, rank)):
         return None
     size = prod(shape[first:])

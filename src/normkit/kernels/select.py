@@ -114,8 +114,8 @@ def normalize_and_update_(
     inplace: bool = False,
 ) -> Tensor | None:
     """Return what `normalize` does and move the stored statistics along, or do nothing if the C++ loops cannot."""
-    update = native.update_of(stored, momentum)
-    plan = None if update is None else plan_for(x, recipe, weight, bias, residual)
+    plan = plan_for(x, recipe, weight, bias, residual)
+    update = None if plan is None else native.update_of(stored, momentum)  # who reads pointers asks first who watches
     if plan is None or update is None:
         return None
     y, _ = native.normalize(x, weight, bias, residual, plan, inplace, update)

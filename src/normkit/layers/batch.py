@@ -86,7 +86,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        changed = ("_compute", "_run", "_normalize_batch", "_update_", "_features", "_ranks_of")
+        changed = ("_compute", "_run", "_normalize_batch", "_update_", "_tensors", "_features", "_ranks_of")
         cls._is_ordinary = all(getattr(cls, method) is getattr(BatchNorm, method) for method in changed)
 
     def _step(self, input: Tensor) -> Tensor | None:

@@ -50,7 +50,10 @@ class DomainBatchNorm(BatchNorm):
         finally:
             self.domain = before
 
-    def _stored(self) -> Moments:
+    def _tensors(self) -> tuple[Tensor | None, Tensor | None, Moments | None]:
+        return self.weight, self.bias, self._of_domain()
+
+    def _of_domain(self) -> Moments:
         k = self.domain
         if k is None:
             raise ArgumentError(

@@ -1,0 +1,123 @@
+"""Whatever is passed to a norm, the backend that is chosen for it gives what the reference gives.
+
+Further examples than these, other ones every time:
+
+    NORMKIT_FUZZ=5000 pytest tests/kernels/test_fuzz.py
+"""
+
+import contextlib
+import copy
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import normkit as nk
+from cases import CASES
+from normkit.kernels import select
+from problems import copied, problems
+from rounding import assert_rounded_alike, slack_of
+
+pytest.importorskip("normkit._core", reason="normkit was built without its C++ core")
+
+from instruction_sets import runnable, using
+
+SEARCH = int(os.environ.get("NORMKIT_FUZZ", "0"))
+bounded = settings(max_examples=SEARCH or 150, derandomize=not SEARCH, deadline=None, print_blob=True)
+
+BY_NAME = {str(case): case for case in CASES}
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+MODES = {"grad": contextlib.nullcontext, "no grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+@contextlib.contextmanager
+def setting(instruction_set, threads):
+    torch.set_num_threads(threads)
+    try:
+        with using(instruction_set):
+            yield
+    finally:
+        torch.set_num_threads(1)
+
+
+def solve(problem, backend, mode):
+    """All results by name; or, where it is refused, what is said."""
+    leaves = problem.leaves()
+    with select.backend(backend), MODES[mode]():
+        try:
+            y = problem(leaves)
+        except nk.NormkitError as error:
+            return {"refused": (type(error), str(error))}
+        wanted = [name for name in ("x", "weight", "bias", "residual") if name in leaves and leaves[name].requires_grad]
+        grads = torch.autograd.grad(y, [leaves[n] for n in wanted], leaves["dy"]) if wanted and y.requires_grad else ()
+    results = {"y": y.detach()} | {f"d{name}": grad for name, grad in zip(wanted, grads, strict=bool(grads))}
+    if "mean" in leaves:
+        results |= {name: leaves[name] for name in ("mean", "var")}
+    check_untouched(problem, leaves)
+    return results
+
+
+def check_untouched(problem, leaves):
+    """Nothing was written but the running statistics, and not beside them."""
+    for name, before in problem.tensors.items():
+        expected = copied(before)
+        if name in ("mean", "var"):
+            expected.copy_(leaves[name])
+        memory = [
+            torch.empty(0, dtype=torch.uint8).set_(t.detach().untyped_storage()) for t in (leaves[name], expected)
+        ]
+        assert torch.equal(*memory), f"{name} was written to"
+
+
+@pytest.mark.parametrize("family", ["batch", "group", "instance", "layer", "rms"])
+@bounded
+@given(data=st.data())
+def test_the_norms(family, data):
+    problem = data.draw(problems(family))
+    mode = data.draw(st.sampled_from(["grad"] * 4 + ["no grad", "inference"]))
+    with setting(data.draw(st.sampled_from(runnable()[::-1])), data.draw(st.integers(1, 3))):
+        found, expected = (solve(problem, backend, mode) for backend in ("auto", "reference"))
+    assert found.keys() == expected.keys()
+    if "refused" in found:
+        assert found == expected
+        return
+    slack = slack_of(problem) if found["y"].numel() else {}
+    for name, result in expected.items():
+        one, other = found[name], result
+        if name == "dresidual":  # in the type of the output, whatever the residual's is
+            one, other = (t.to(found["y"].dtype) for t in (one, other))
+        assert_rounded_alike(one, other, slack.get(name, torch.zeros(())), name)
+    assert torch.equal(found["y"].isnan(), expected["y"].isnan())
+
+
+def step(layer, x, dy, backend):
+    """The output, the gradients and the state after one step of a copy of the layer."""
+    layer, x = copy.deepcopy(layer), copied(x).requires_grad_()
+    with select.backend(backend):
+        y = layer(x)
+        y.backward(dy)
+    grads = {f"d{name}": p.grad for name, p in layer.named_parameters()}
+    return {"y": y.detach(), "dx": x.grad} | grads | layer.state_dict()
+
+
+@bounded
+@given(data=st.data())
+def test_the_layers(data):
+    torch.manual_seed(data.draw(st.integers(0, 2**32)))
+    case = BY_NAME[data.draw(st.sampled_from(sorted(BY_NAME)))]
+    shape = tuple(data.draw(st.integers(2, 9)) if d in case.free else n for d, n in enumerate(case.shape))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    x = case.input(dtype, mean=data.draw(st.sampled_from([0.0, 0.3, -30.0])), shape=shape)
+    if data.draw(st.booleans()) and len(shape) in CHANNELS_LAST:
+        x = x.contiguous(memory_format=CHANNELS_LAST[len(shape)])
+    layer = case.layer(data.draw(st.sampled_from([dtype, torch.float32])), data.draw(st.booleans()))
+    dy = torch.randn_like(x)
+    with setting(data.draw(st.sampled_from(runnable()[::-1])), data.draw(st.integers(1, 3))):
+        found, expected = (step(layer, x, dy, backend) for backend in ("auto", "reference"))
+    for name, result in expected.items():
+        # Some layers are made of several steps, and round between them.
+        few = max(2 * torch.finfo(t.dtype).eps for t in (x, result)) if result.is_floating_point() else 0.0
+        slack = torch.as_tensor(few * result.double().abs().max().item())
+        assert_rounded_alike(found[name], result, slack, name)
