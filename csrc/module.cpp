@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include <cstring>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -120,9 +121,15 @@ Job begin(Arguments& in) {
   return job;
 }
 
-PyObject* finish(Arguments& in, const Job& job, void (*kernel)(const Job&, ParallelFor)) {
+PyObject* finish(Arguments& in, const Job& job, void (*kernel)(const Job&, ParallelFor),
+                 std::initializer_list<const void*> needed) {
   if (!in.done()) return nullptr;
   if (job.size() > 0) {
+    for (const void* memory : needed) {
+      if (memory) continue;
+      PyErr_SetString(PyExc_ValueError, "a tensor has no memory: was its storage freed, or resized to nothing?");
+      return nullptr;
+    }
     Py_BEGIN_ALLOW_THREADS
     kernel(job, threads_for(job));
     Py_END_ALLOW_THREADS
@@ -132,7 +139,8 @@ PyObject* finish(Arguments& in, const Job& job, void (*kernel)(const Job&, Paral
 
 PyObject* py_moments(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
-  return finish(in, begin(in), kernels->moments);
+  const Job job = begin(in);
+  return finish(in, job, kernels->moments, {job.x});
 }
 
 // Running statistics that move along with a forward: (mean, variance, number of batches, whether both are double,
@@ -172,18 +180,34 @@ PyObject* py_forward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   job.residual = in.pointer<void>();
   job.y = in.pointer<void>();
   const Update update(in);
-  PyObject* result = finish(in, job, kernels->forward);
+  PyObject* result = finish(in, job, kernels->forward, {job.x, job.y});
   if (result) update(job);
   return result;
 }
 
-// (..., residual, y)
+template <class T> void widen(const void* from, std::vector<double>& to, int64_t n) {
+  to.insert(to.end(), static_cast<const T*>(from), static_cast<const T*>(from) + n);
+}
+
+// (header, x, weight, bias, means, residual, y, variances, whether those and the means are double)
 PyObject* py_evaluate(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin(in);
   job.residual = in.pointer<void>();
   job.y = in.pointer<void>();
-  return finish(in, job, kernels->evaluate);
+  const void* var = in.pointer<void>();
+  const bool wide = in.integer() != 0;
+  std::vector<double> both;  // as the loops read them
+  if (in.ok() && var) {
+    const int64_t count = job.populations * job.groups;
+    both.reserve(2 * count);
+    for (const void* values : {static_cast<const void*>(job.mean), var}) {
+      if (wide) widen<double>(values, both, count); else widen<float>(values, both, count);
+    }
+    job.mean = both.data();
+    job.var = both.data() + count;
+  }
+  return finish(in, job, kernels->evaluate, {job.x, job.y, var});
 }
 
 // y, without which there is no residual, and dy
@@ -205,7 +229,7 @@ PyObject* py_backward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   job.dbias = in.pointer<float>();
   job.stored = in.integer() != 0;
   job.inverted = in.integer() != 0;
-  return finish(in, job, kernels->backward);
+  return finish(in, job, kernels->backward, {job.x, job.dy, job.dx});
 }
 
 // (..., y, dy, sum of gradients, sum of gradients times normalised values)
@@ -214,7 +238,7 @@ PyObject* py_backward_sums(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Job job = begin_backward(in);
   job.sum_g = in.pointer<double>();
   job.sum_gx = in.pointer<double>();
-  return finish(in, job, kernels->backward_sums);
+  return finish(in, job, kernels->backward_sums, {job.x, job.dy, job.sum_g, job.sum_gx});
 }
 
 // (..., y, dy, dx, dresidual, both sums, values behind a statistic)
@@ -226,7 +250,7 @@ PyObject* py_backward_apply(PyObject*, PyObject* const* args, Py_ssize_t n) {
   job.sum_g = in.pointer<double>();
   job.sum_gx = in.pointer<double>();
   job.count = in.real();
-  return finish(in, job, kernels->backward_apply);
+  return finish(in, job, kernels->backward_apply, {job.x, job.dy, job.dx, job.sum_g, job.sum_gx});
 }
 
 // (from, to, bytes): whole lines, to aligned memory

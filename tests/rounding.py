@@ -93,9 +93,11 @@ def _behind_activation(p: Problem, dy: Tensor, z: Tensor, e_z: Tensor) -> tuple[
     dz = dy * ACTIVATIONS[p.activation].slope(z)
     if "relu" not in p.activation:
         return dz, dy.abs() * (e_z + DOUBLE)  # no slope changes faster than its argument
-    # At the kink the slope is either; it may be told from an output, as torch's is, and then underflow belongs to it.
+    # At the kink, and for NaN, the slope is either. It may be told from the output, as torch's is: then the kink is as
+    # wide as what becomes zero there.
     output = torch.finfo(p.tensors["x"].dtype)
-    return dz, dy.abs() * ((z.abs() <= e_z.clamp(min=output.smallest_normal * output.eps)) + DOUBLE)
+    is_clear = z.abs() > e_z.clamp(min=output.smallest_normal * output.eps)
+    return dz, dy.abs() * (~is_clear + DOUBLE)
 
 
 def _slack_of_stored(p: Problem, x: Tensor, mean: Tensor, size: Tensor) -> dict[str, Tensor]:

@@ -201,6 +201,16 @@ def test_the_input_as_its_own_residual():
     torch.testing.assert_close(found, expected)
 
 
+def test_an_input_whose_memory_was_freed_is_refused():
+    x = torch.randn(4, 3, 5, 5)
+    layer = nk.BatchNorm2d(3)
+    before = layer.running_mean.clone()
+    x.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="was its storage freed"):
+        layer(x)
+    assert torch.equal(layer.running_mean, before)
+
+
 def test_an_input_changed_before_the_backward_is_noticed():
     x = torch.randn(4, 3, 5, 5, requires_grad=True)
     moved = x * 1
@@ -247,7 +257,7 @@ def test_operators_are_seen_by_who_watches_them():
 
 
 def test_a_core_that_is_not_there_is_said_so(monkeypatch):
-    assert select.status() == {"backend": "native", "instruction set": BEST}
+    assert select.status() == {"backend": "native", "instruction set": BEST, "threads": "torch's"}
     monkeypatch.setattr(native, "WHY_NOT", "normkit was built without its C++ core")
     assert select.status()["why"] == "normkit was built without its C++ core"
     layer = nk.BatchNorm2d(3)

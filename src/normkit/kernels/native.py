@@ -33,18 +33,18 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _LEAST_WEIGHT = 1e-3  # below, too little of the input is left in the output to be worked out again
 
 
-def _take_torchs_threads() -> None:
+def _take_torchs_threads() -> bool:
     """Give the core the address of torch's own parallel loop: its threads, and its set_num_threads, are then ours."""
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         address = ctypes.cast(ctypes.CDLL(str(library)).torch_parallel_for, ctypes.c_void_p).value
     except (OSError, AttributeError):
-        return  # another build of torch: one thread
+        return False  # another build of torch: one thread
     _core.use_threads(address)
+    return True
 
 
-if _core is not None:
-    _take_torchs_threads()
+HAS_THREADS = _core is not None and _take_torchs_threads()
 
 
 def instruction_set() -> str:
@@ -350,7 +350,7 @@ class NormalizeStored(torch.autograd.Function):
         """Return the output."""
         ctx.plan = plan
         both = torch.stack([mean, var]).double()
-        y = evaluate(x, weight, bias, residual, both, plan)
+        y = evaluate(x, weight, bias, residual, mean, var, plan)
         if residual is None or plan.recipe.activation is None:
             ctx.save_for_backward(x, weight, bias, both)
         else:
@@ -466,16 +466,26 @@ def normalize_stored(
     mean, var = stored.mean, stored.var
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual)):
         return cast(Tensor, NormalizeStored.apply(x, weight, bias, residual, mean, var, plan))
-    return evaluate(x, weight, bias, residual, torch.stack([mean, var]).double(), plan)
+    return evaluate(x, weight, bias, residual, mean, var, plan)
 
 
 def evaluate(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, both: Tensor, plan: Plan
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    plan: Plan,
 ) -> Tensor:
-    """As `normalize_stored`, for means and variances one after the other and without autograd."""
+    """As `normalize_stored`, without autograd."""
+    plain = mean.dtype is var.dtype is torch.float32 and mean.is_contiguous() and var.is_contiguous()
+    if not plain:
+        mean, var = mean.double().contiguous(), var.double().contiguous()
     y = torch.empty_like(x)
     plain_weight, plain_bias = plan.plain(weight), plan.plain(bias)
-    _core.evaluate(*plan.arguments(x, plain_weight, plain_bias, both), _pointer(residual), y.data_ptr())
+    arguments = plan.arguments(x, plain_weight, plain_bias, mean)
+    _core.evaluate(*arguments, _pointer(residual), y.data_ptr(), var.data_ptr(), not plain)
     return y
 
 

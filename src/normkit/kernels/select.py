@@ -37,7 +37,8 @@ def status() -> dict[str, str]:
     """Return which kernels are in use, and why not the C++ loops if they are not."""
     if native.WHY_NOT is not None:
         return {"backend": "reference", "why": native.WHY_NOT}
-    return {"backend": "native", "instruction set": native.instruction_set()}
+    threads = "torch's" if native.HAS_THREADS else "one: this build of torch does not lend its own"
+    return {"backend": "native", "instruction set": native.instruction_set(), "threads": threads}
 
 
 def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None) -> Moments:

@@ -64,7 +64,7 @@ def _normalize_stored(
     if plan is None:
         y = reference.normalize_stored(x, recipe, Moments(mean, var, 0), weight, bias, residual)
     else:
-        y = native.evaluate(dense, weight, bias, beside, statistics, plan)
+        y = native.evaluate(dense, weight, bias, beside, statistics[0], statistics[1], plan)
     return native.like(y, x), statistics
 
 
