@@ -201,6 +201,28 @@ def test_the_input_as_its_own_residual():
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("default", [{"dtype": torch.float64}, {"device": "meta"}], ids=["dtype", "device"])
+def test_defaults_that_others_set_are_not_ours(default):
+    """What the core writes to is float32 or float64 on this CPU, whatever `torch.empty` makes when it is not told."""
+    x, dy = torch.randn(4, 3, 5, 5), torch.randn(4, 3, 5, 5)
+    layer = randomise_(nk.BatchNorm2d(3, activation="relu"))
+    expected = step_of(layer, x, dy)
+    before = torch.get_default_dtype(), torch.get_default_device()
+    try:
+        torch.set_default_dtype(default.get("dtype", before[0]))
+        torch.set_default_device(default.get("device", before[1]))
+        found = step_of(layer, x, dy)
+    finally:
+        torch.set_default_dtype(before[0])
+        torch.set_default_device(before[1])
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def step_of(layer, x, dy):
+    leaf = x.detach().requires_grad_()
+    return torch.autograd.grad(layer(leaf), [leaf, layer.weight, layer.bias], dy)
+
+
 def test_an_input_whose_memory_was_freed_is_refused():
     x = torch.randn(4, 3, 5, 5)
     layer = nk.BatchNorm2d(3)

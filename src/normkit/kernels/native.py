@@ -30,6 +30,7 @@ else:
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2}
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_F32, _CPU = torch.float32, torch.device("cpu")  # of memory that the core writes, whatever the defaults are
 _LEAST_WEIGHT = 1e-3  # below, too little of the input is left in the output to be worked out again
 
 
@@ -247,9 +248,9 @@ def backward(
     reordered = plan.layout.reordered
     dweight = dbias = dresidual = None
     if wants[1]:
-        dweight = torch.empty(weight.movedim(0, -1).shape if reordered else weight.shape)
+        dweight = torch.empty(weight.movedim(0, -1).shape if reordered else weight.shape, dtype=_F32, device=_CPU)
     if wants[2]:
-        dbias = torch.empty(bias.movedim(0, -1).shape if reordered else bias.shape)
+        dbias = torch.empty(bias.movedim(0, -1).shape if reordered else bias.shape, dtype=_F32, device=_CPU)
     if y is not None and wants[3]:
         dresidual = torch.empty_like(x)
     plain_weight, plain_bias = plan.plain(weight), plan.plain(bias)
@@ -283,7 +284,7 @@ def forward(
     update: tuple[float, ...],
 ) -> Tensor:
     """Write the output to `y`; return means and variances."""
-    both = torch.empty(2 * plan.statistics, dtype=torch.float64)
+    both = torch.empty(2 * plan.statistics, dtype=torch.float64, device=_CPU)
     plain_weight, plain_bias = plan.plain(weight), plan.plain(bias)
     arguments = plan.arguments(x, plain_weight, plain_bias, both)
     _core.forward(*arguments, _pointer(residual), y.data_ptr(), *update)
@@ -449,7 +450,7 @@ def _is_invertible(recipe: Recipe, weight: Tensor | None) -> bool:
 
 def moments(x: Tensor, plan: Plan) -> Moments:
     """As `reference.moments`, without a gradient and without the reduced dimensions."""
-    both = torch.empty(2 * plan.statistics, dtype=torch.float64)
+    both = torch.empty(2 * plan.statistics, dtype=torch.float64, device=_CPU)
     _core.moments(*plan.arguments(x, None, None, both))
     return plan.moments(both)
 
@@ -495,7 +496,7 @@ def backward_sums(
     """The first half of a backward: sums of the gradient behind the activation, and of its product with xhat."""
     dy, both = like(dy, x), torch.stack([m.mean, m.var]).double()
     plain_weight, plain_bias = plan.plain(weight), plan.plain(bias)
-    sums = torch.empty(2, *plan.shape, dtype=torch.float64)
+    sums = torch.empty(2, *plan.shape, dtype=torch.float64, device=_CPU)
     arguments = plan.arguments(x, plain_weight, plain_bias, both)
     _core.backward_sums(*arguments, _pointer(y), dy.data_ptr(), sums[0].data_ptr(), sums[1].data_ptr())
     return sums
