@@ -171,6 +171,11 @@ template <Activation A, bool R, bool I> struct Floats {
     return {v, where(closed, g * V::all(kLeakySlope), g)};
   }
 
+  // Without a gradient through the statistics nothing of x is left in it: zero times a NaN would still be one.
+  static V dx(const Gradient& e, V scale, V slope, V level, bool through) {
+    return through ? fma(e.g, scale, fma(e.centred, slope, level)) : e.g * scale;
+  }
+
   // ---- a run of one channel
 
   static void forward_run(const float* x, const float* r, float* y, int64_t n, const Coefficients<double>& k,
@@ -209,15 +214,15 @@ template <Activation A, bool R, bool I> struct Floats {
     sums.second = b0 + b1;
   }
 
-  static void backward_run(Backward m, float* dx, float* dr, int64_t n, const Coefficients<double>& k,
+  static void backward_run(Backward m, float* to, float* dr, int64_t n, const Coefficients<double>& k, bool through,
                            bool stream) {
     const auto c = spread(k);
     const auto one = [&](int64_t i, auto how, bool aligned) {
       const Gradient e = gradient(m.at(i), c, how);
-      put(fma(e.g, c.scale, fma(e.centred, c.slope, c.level)), dx + i, how, aligned);
+      put(dx(e, c.scale, c.slope, c.level, through), to + i, how, aligned);
       if (R && dr) e.g.store(dr + i, how);
     };
-    if (stream) across_aligned(dx, n, one);
+    if (stream) across_aligned(to, n, one);
     else across(n, [&](int64_t i, auto how) { one(i, how, false); });
   }
 
@@ -264,20 +269,20 @@ template <Activation A, bool R, bool I> struct Floats {
   }
 
   template <int K>
-  static void backward_rows(Backward m, float* dx, float* dr, int64_t stride, int64_t n, ColumnCoefficients k,
-                            bool stream) {
+  static void backward_rows(Backward m, float* to, float* dr, int64_t stride, int64_t n, ColumnCoefficients k,
+                            bool through, bool stream) {
     for (int64_t first = 0; first < n; first += kStrip) {
       for (int row = 0; row < K; ++row) {
         const int64_t i = row * stride + first;
         const Backward in = m.at(i);
-        float *out = dx + i, *also = from(dr, i);
+        float *out = to + i, *also = from(dr, i);
         const ColumnCoefficients here = k.at(first);
         across(std::min(kStrip, n - first), [&](int64_t j, auto how) {
           ask_ahead(in.dy + j);
           ask_ahead(in.x + j);
           const auto c = load_settled(here, j, how);
           const Gradient e = gradient(in.at(j), c, how);
-          put(fma(e.g, c.scale, fma(e.centred, c.slope, c.level)), out + j, how, stream);
+          put(dx(e, c.scale, c.slope, c.level, through), out + j, how, stream);
           if (R && also) e.g.store(also + j, how);
         });
       }
@@ -303,14 +308,14 @@ template <Activation A, bool R, bool I> struct Floats {
   }
 
   // Adds to the parameters' gradients too, where they are wanted.
-  static void backward_line(Backward m, float* dx, float* dr, int64_t n, LineCoefficients k,
+  static void backward_line(Backward m, float* to, float* dr, int64_t n, LineCoefficients k, bool through,
                             double* dweight, double* dbias) {
     const V inverse_std = V::all(k.inverse_std), level = V::all(-k.mean_g * k.inverse_std);
     const V slope = V::all(-k.mean_gx * k.inverse_std * k.inverse_std);
     across(n, [&](int64_t i, auto how) {
       const auto c = load(k, i, how);
       const Gradient e = gradient(m.at(i), c, how);
-      fma(e.g, c.scale, fma(e.centred, slope, level)).store(dx + i, how);
+      dx(e, c.scale, slope, level, through).store(to + i, how);
       if (R && dr) e.g.store(dr + i, how);
       if (!dweight) return;
       fma(e.g, e.centred * inverse_std, V::load(dweight + i, how)).store(dweight + i, how);

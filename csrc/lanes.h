@@ -1,4 +1,4 @@
-// A few doubles at a time. All arithmetic is in double, so that only the store rounds; the loops wait for memory anyway.
+// A few doubles at a time. All arithmetic is in double, so that only the store rounds.
 // Compiled once per instruction set, in a namespace of its own.
 #pragma once
 

@@ -127,8 +127,8 @@ template <class T> struct Lines {
     by_chunk<T>(c1 - c0, kChunk, [&](int64_t first, int64_t n) {
       const int64_t i = line * length + c0 + first;
       float* also = dr ? write_dr(dr + i) : nullptr;
-      inner.backward_line(read(i, n), write_dx(dx + i), also, n, beyond(k, c0 + first), from(dweight, first),
-                          from(dbias, first));
+      inner.backward_line(read(i, n), write_dx(dx + i), also, n, beyond(k, c0 + first), !job.stored,
+                          from(dweight, first), from(dbias, first));
       write_dx.done(dx + i, n);
       if (dr) write_dr.done(dr + i, n);
     });

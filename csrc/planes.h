@@ -186,7 +186,7 @@ template <class T> struct Planes {
     Writer<T> write_dx, write_dr;
     by_chunk<T>(size, kChunk, [&](int64_t j, int64_t n) {
       const int64_t i = base + j;
-      inner.backward_run(read(i, n), write_dx(dx + i), dr ? write_dr(dr + i) : nullptr, n, k, stream);
+      inner.backward_run(read(i, n), write_dx(dx + i), dr ? write_dr(dr + i) : nullptr, n, k, !job.stored, stream);
       write_dx.done(dx + i, n);
       if (dr) write_dr.done(dr + i, n);
     });

@@ -243,7 +243,7 @@ template <class T> struct Rows {
     sweep(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
       float* also = dr ? write_dr(dr + at) : nullptr;
       rows_of<K>().backward(read(at, n, K, width), write_dx(dx + at), also, stride(n), n, columns.at(column - b.c0),
-                            streaming);
+                            !job.stored, streaming);
       write_dx.done(dx + at, n, K, width);
       if (dr) write_dr.done(dr + at, n, K, width);
     });

@@ -25,7 +25,7 @@ pytest.importorskip("normkit._core", reason="normkit was built without its C++ c
 from instruction_sets import runnable, using
 
 SEARCH = int(os.environ.get("NORMKIT_FUZZ", "0"))
-bounded = settings(max_examples=SEARCH or 150, derandomize=not SEARCH, deadline=None, print_blob=True)
+bounded = settings(max_examples=SEARCH or 250, derandomize=not SEARCH, deadline=None, print_blob=True)
 
 BY_NAME = {str(case): case for case in CASES}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -75,7 +75,18 @@ def check_untouched(problem, leaves):
 @bounded
 @given(data=st.data())
 def test_the_norms(family, data):
-    problem = data.draw(problems(family))
+    check(data, problems(family))
+
+
+@pytest.mark.parametrize("family", ["batch", "instance"])
+@bounded
+@given(data=st.data())
+def test_the_norms_with_stored_statistics(family, data):
+    check(data, problems(family, stored=True))
+
+
+def check(data, calls):
+    problem = data.draw(calls)
     mode = data.draw(st.sampled_from(["grad"] * 4 + ["no grad", "inference"]))
     with setting(data.draw(st.sampled_from(runnable()[::-1])), data.draw(st.integers(1, 3))):
         found, expected = (solve(problem, backend, mode) for backend in ("auto", "reference"))
