@@ -1,24 +1,36 @@
-// The innermost loops, over floats: a run of one channel, rows of many channels, a line with a weight for each value.
+// The innermost loops: runs of one channel after another, rows of many channels, a line with a weight for each value.
 // Everything around them is the same for every activation; they are chosen once per call, from a table.
+//
+// Sums are of floats, in double. Values are applied in double, too, but for half precision: see halves.h.
 #pragma once
 
-#include "halves.h"
+#include "chunks.h"
 
 namespace normkit {
 namespace NK_NAMESPACE {
 
 template <class P> P* from(P* memory, int64_t i) { return memory ? memory + i : nullptr; }
 
-// What a channel's values are multiplied by and what is added, for V = double, or of several channels side by side:
-//   y  = activation((x - mean) * scale + bias)
-//   dx = g * scale + (x - mean) * slope + level,  where g is dy behind the activation
-template <class V> struct Coefficients { V mean, scale, bias, slope, level; };
+// What a channel's values are multiplied by and what is added, for S = double or float, or of several channels:
+//   c  = x - mean; in float, whose range is small, times `unit`
+//   y  = activation(c * gain + bias)
+//   dx = g * scale + c * slope + level,  where g is dy behind the activation
+template <class S> struct Coefficients { S mean, unit, gain, bias, scale, slope, level; };
+
+inline Coefficients<double> in(const Coefficients<double>& k, double) { return k; }
+// In float, what the mean loses goes to what is added.
+inline Coefficients<float> in(const Coefficients<double>& k, float) {
+  const float mean = float(k.mean);
+  const double rest = std::isfinite(mean) ? k.mean - mean : 0, unit = k.unit == 0 ? 1 : k.unit;
+  return {mean, float(unit), float(k.gain / unit), float(k.bias - rest * k.gain),
+          float(k.scale), float(k.slope / unit), float(k.level - rest * k.slope)};
+}
 
 // The same of every column, as arrays that vectors are loaded from.
-struct ColumnCoefficients {
-  const double *mean, *scale, *bias, *slope, *level;  // a forward has no slope and no level
+template <class S> struct ColumnCoefficients {
+  const S *mean, *unit, *gain, *bias, *scale, *slope, *level;
   ColumnCoefficients at(int64_t i) const {
-    return {mean + i, scale + i, bias + i, from(slope, i), from(level, i)};
+    return {mean + i, unit + i, gain + i, bias + i, scale + i, slope + i, level + i};
   }
 };
 
@@ -37,92 +49,73 @@ struct Pending {
 };
 
 // Memory of a backward: the gradient, the input (or, inverted, the output) and, with a residual, the output.
-struct Backward {
-  const float *dy, *x, *y;
+template <class T> struct Backward {
+  const T *dy, *x, *y;
   Backward at(int64_t i) const { return {dy + i, x + i, from(y, i)}; }
 };
 
-// ---- a vector at a time --------------------------------------------------------------------------------------------
+// Tables of pointers are passed by value: the compiler must not think that a store could have changed them.
 
-// f(first, how)
-template <class F> void across(int64_t n, F f) {
-  int64_t i = 0;
-  for (; i + Lanes::width <= n; i += Lanes::width) f(i, Whole{});
-  if (Lanes::width > 1 && i < n) f(i, Part{int(n - i)});
+template <class V, class S> Coefficients<V> spread(const Coefficients<S>& k) {
+  return {V::all(k.mean), V::all(k.unit), V::all(k.gain), V::all(k.bias), V::all(k.scale), V::all(k.slope),
+          V::all(k.level)};
 }
-
-// The same from the first aligned place on, where stores may go past the cache: f(first, how, aligned).
-template <class F> void across_aligned(const float* out, int64_t n, F f) {
-  constexpr int64_t line = Lanes::width * int64_t(sizeof(float));
-  const int64_t ahead = (line - int64_t(reinterpret_cast<uintptr_t>(out) % line)) % line / int64_t(sizeof(float));
-  int64_t i = std::min(n, ahead);
-  if (Lanes::width > 1 && i > 0) f(int64_t(0), Part{int(i)}, false);
-  for (; i + Lanes::width <= n; i += Lanes::width) f(i, Whole{}, true);
-  if (Lanes::width > 1 && i < n) f(i, Part{int(n - i)}, false);
-}
-inline void put(Lanes v, float* p, Whole, bool stream) { if (stream) v.stream(p); else v.store(p); }
-inline void put(Lanes v, float* p, Part part, bool) { v.store(p, part); }
-
-inline Coefficients<Lanes> spread(const Coefficients<double>& k) {
-  return {Lanes::all(k.mean), Lanes::all(k.scale), Lanes::all(k.bias), Lanes::all(k.slope), Lanes::all(k.level)};
-}
-template <class How> Coefficients<Lanes> load(const ColumnCoefficients& k, int64_t i, How how) {
-  return {Lanes::load(k.mean + i, how), Lanes::load(k.scale + i, how), Lanes::load(k.bias + i, how), Lanes::all(0),
-          Lanes::all(0)};
-}
-template <class How> Coefficients<Lanes> load_settled(const ColumnCoefficients& k, int64_t i, How how) {
-  auto out = load(k, i, how);
-  out.slope = Lanes::load(k.slope + i, how);
-  out.level = Lanes::load(k.level + i, how);
-  return out;
+template <class V, class S, class How> Coefficients<V> load(const ColumnCoefficients<S>& k, int64_t i, How how) {
+  return {V::load(k.mean + i, how), V::load(k.unit + i, how), V::load(k.gain + i, how), V::load(k.bias + i, how),
+          V::load(k.scale + i, how), V::load(k.slope + i, how), V::load(k.level + i, how)};
 }
 template <class How> Coefficients<Lanes> load(const LineCoefficients& k, int64_t i, How how) {
-  const Lanes scale = Lanes::all(k.inverse_std), mean = Lanes::all(k.mean);
-  return {mean, k.weight ? scale * Lanes::load(k.weight + i, how) : scale,
-          k.bias ? Lanes::load(k.bias + i, how) : Lanes::all(0), mean, mean};
+  const Lanes unit = Lanes::all(k.inverse_std), scale = k.weight ? unit * Lanes::load(k.weight + i, how) : unit;
+  const Lanes bias = k.bias ? Lanes::load(k.bias + i, how) : Lanes::all(0);
+  return {Lanes::all(k.mean), unit, scale, bias, scale, Lanes::all(-k.mean_gx * k.inverse_std * k.inverse_std),
+          Lanes::all(-k.mean_g * k.inverse_std)};
 }
 
-// The memory system stops at the end of a page; asked a little ahead, it does not.
-constexpr int64_t kAhead = 384;  // floats
-inline void ask_ahead(const float* p, int64_t ahead = kAhead) {
-#if defined(__GNUC__)
-  __builtin_prefetch(p + ahead);
-#else
-  (void)p, (void)ahead;
-#endif
-}
 // Several rows are read together: of narrow ones, those after them are next.
-template <int K> int64_t ahead_of_rows(int64_t stride) { return stride < kAhead ? K * stride : kAhead; }
+template <int K, class T> int64_t ahead_of_rows(int64_t stride) {
+  const int64_t bytes = stride * int64_t(sizeof(T));
+  return bytes < kAhead ? K * bytes : kAhead;
+}
 
 // ---- sums of values ------------------------------------------------------------------------------------------------
 
-// Several accumulators: an addition takes longer than the next one waits.
-inline void sum_floats(const float* x, int64_t n, double shift, Pending& sums) {
+// Runs of n values, one after another, about a shift of their own.
+NK_FLAT inline void sum_runs(const float* x, int64_t runs, int64_t n, const double* shifts, Pending* sums) {
   using V = Lanes;
   constexpr int64_t w = V::width;
-  const V about = V::all(shift);
-  V a0 = sums.first, b0 = sums.second, a1 = V::all(0), b1 = a1, a2 = a1, b2 = a1, a3 = a1, b3 = a1;
-  const auto add = [&](V v, V& a, V& b) {
-    v = v - about;
-    a = a + v; b = fma(v, v, b);
-  };
-  int64_t i = 0;
-  for (; i + 4 * w <= n; i += 4 * w) {
-    for (int64_t j = 0; j < 4 * w; j += 16) ask_ahead(x + i + j);
-    add(V::load(x + i), a0, b0);
-    add(V::load(x + i + w), a1, b1);
-    add(V::load(x + i + 2 * w), a2, b2);
-    add(V::load(x + i + 3 * w), a3, b3);
+  for (int64_t run = 0; run < runs; ++run, x += n) {
+    const V about = V::all(shifts[run]);
+    V a0 = sums[run].first, b0 = sums[run].second;
+    const auto add = [&](V v, V& a, V& b) {
+      v = v - about;
+      a = a + v; b = fma(v, v, b);
+    };
+    int64_t i = 0;
+    if (n >= 16 * w) {  // several accumulators: an addition takes longer than the next one waits
+      V a1 = V::all(0), b1 = a1, a2 = a1, b2 = a1, a3 = a1, b3 = a1;
+      for (; i + 4 * w <= n; i += 4 * w) {
+        for (int64_t j = 0; j < 4 * w; j += 16) ask_ahead(x + i + j);
+        add(V::load(x + i), a0, b0);
+        add(V::load(x + i + w), a1, b1);
+        add(V::load(x + i + 2 * w), a2, b2);
+        add(V::load(x + i + 3 * w), a3, b3);
+      }
+      a0 = (a0 + a1) + (a2 + a3);
+      b0 = (b0 + b1) + (b2 + b3);
+    }
+    across<V>(n - i, [&](int64_t j, auto how) {
+      ask_ahead(x + i + j);
+      add(V::load(x + i + j, how, about), a0, b0);
+    });
+    sums[run].first = a0;
+    sums[run].second = b0;
   }
-  across(n - i, [&](int64_t j, auto how) { add(V::load(x + i + j, how, about), a0, b0); });
-  sums.first = (a0 + a1) + (a2 + a3);
-  sums.second = (b0 + b1) + (b2 + b3);
 }
 
 template <int K>
-void sum_columns(const float* x, int64_t stride, int64_t n, const double* shift, double* first, double* second) {
-  const int64_t ahead = ahead_of_rows<K>(stride);
-  across(n, [&](int64_t j, auto how) {
+NK_FLAT void sum_columns(const float* x, int64_t stride, int64_t n, const double* shift, double* first, double* second) {
+  const int64_t ahead = ahead_of_rows<K, float>(stride);
+  across<Lanes>(n, [&](int64_t j, auto how) {
     const Lanes about = Lanes::load(shift + j, how);
     Lanes a = Lanes::load(first + j, how), b = Lanes::load(second + j, how);
     for (int row = 0; row < K; ++row) {
@@ -135,18 +128,19 @@ void sum_columns(const float* x, int64_t stride, int64_t n, const double* shift,
   });
 }
 
-// Tables of pointers are passed by value: the compiler must not think that a store could have changed them.
-
 // ---- what depends on the activation --------------------------------------------------------------------------------
 
 constexpr int kTogether = 4;  // rows of a block: what a column needs is loaded once for all of them
 
 // R: a residual is added before the activation. I: x is the output, and everything before it is worked out from that.
-template <Activation A, bool R, bool I> struct Floats {
-  using V = Lanes;
+template <class V, Activation A, bool R, bool I> struct Formula {
+  static V centre(V v, const Coefficients<V>& k) {
+    if constexpr (std::is_same_v<typename V::Scalar, float>) return (v - k.mean) * k.unit;
+    return v - k.mean;
+  }
 
-  template <class How> static V forward(const float* x, const float* residual, const Coefficients<V>& k, How how) {
-    V z = fma(V::load(x, how) - k.mean, k.scale, k.bias);
+  template <class T, class How> static V forward(const T* x, const T* residual, const Coefficients<V>& k, How how) {
+    V z = fma(centre(V::load(x, how), k), k.gain, k.bias);
     if constexpr (R) z = z + V::load(residual, how);
     if constexpr (A == Activation::relu) return positive_part(z);
     if constexpr (A == Activation::leaky_relu) return where(not_positive(z), z * V::all(kLeakySlope), z);
@@ -154,17 +148,17 @@ template <Activation A, bool R, bool I> struct Floats {
   }
 
   struct Gradient { V centred, g; };  // x about its mean; the gradient behind the activation
-  template <class How> static Gradient gradient(const Backward& m, const Coefficients<V>& k, How how) {
+  template <class T, class How> static Gradient gradient(const Backward<T>& m, const Coefficients<V>& k, How how) {
     V v = V::load(m.x, how);
-    if constexpr (A == Activation::none) return {v - k.mean, V::load(m.dy, how)};
+    if constexpr (A == Activation::none) return {centre(v, k), V::load(m.dy, how)};
     typename V::Mask closed;
     if constexpr (I) {
       closed = not_positive(v);
-      v = where(closed, v * V::all(1.0 / kLeakySlope), v) - k.mean;
+      v = centre(where(closed, v * V::all(1.0 / kLeakySlope), v), k);
     } else {
-      v = v - k.mean;
+      v = centre(v, k);
       if constexpr (R) closed = not_positive(V::load(m.y, how));  // the output's sign is the sum's
-      else closed = not_positive(fma(v, k.scale, k.bias));
+      else closed = not_positive(fma(v, k.gain, k.bias));
     }
     if constexpr (A == Activation::relu) return {v, V::load_unless(closed, m.dy, how)};
     const V g = V::load(m.dy, how);
@@ -172,95 +166,137 @@ template <Activation A, bool R, bool I> struct Floats {
   }
 
   // Without a gradient through the statistics nothing of x is left in it: zero times a NaN would still be one.
-  static V dx(const Gradient& e, V scale, V slope, V level, bool through) {
-    return through ? fma(e.g, scale, fma(e.centred, slope, level)) : e.g * scale;
+  static V dx(const Gradient& e, const Coefficients<V>& k, bool through) {
+    return through ? fma(e.g, k.scale, fma(e.centred, k.slope, k.level)) : e.g * k.scale;
   }
+};
 
-  // ---- a run of one channel
+// Runs and rows, written as they are read.
+template <class T, Activation A, bool R, bool I> struct Apply {
+  using V = typename Applied<T>::V;
+  using S = typename V::Scalar;
+  using F = Formula<V, A, R, I>;
 
-  static void forward_run(const float* x, const float* r, float* y, int64_t n, const Coefficients<double>& k,
-                          bool stream) {
-    const auto c = spread(k);
-    if (stream) {
-      across_aligned(y, n, [&](int64_t i, auto how, bool aligned) {
-        ask_ahead(x + i);
-        put(forward(x + i, from(r, i), c, how), y + i, how, aligned);
-      });
-    } else {
-      across(n, [&](int64_t i, auto how) {
-        ask_ahead(x + i);
-        forward(x + i, from(r, i), c, how).store(y + i, how);
-      });
-    }
-  }
-
-  static void sum_run(Backward m, int64_t n, const Coefficients<double>& k, Pending& sums) {
-    constexpr int64_t w = V::width;
-    const auto c = spread(k);
-    V a0 = sums.first, b0 = sums.second, a1 = V::all(0), b1 = a1;
-    const auto add = [&](int64_t i, auto how, V& a, V& b) {
-      const Gradient e = gradient(m.at(i), c, how);
-      a = a + e.g; b = fma(e.g, e.centred, b);
-    };
-    int64_t i = 0;
-    for (; i + 2 * w <= n; i += 2 * w) {
-      ask_ahead(m.dy + i);
-      ask_ahead(m.x + i);
-      add(i, Whole{}, a0, b0);
-      add(i + w, Whole{}, a1, b1);
-    }
-    across(n - i, [&](int64_t j, auto how) { add(i + j, how, a0, b0); });
-    sums.first = a0 + a1;
-    sums.second = b0 + b1;
-  }
-
-  static void backward_run(Backward m, float* to, float* dr, int64_t n, const Coefficients<double>& k, bool through,
+  // Runs of n values, one after another, with coefficients of their own.
+  NK_FLAT static void forward_runs(const T* x, const T* r, T* y, int64_t runs, int64_t n, const Coefficients<S>* k,
                            bool stream) {
-    const auto c = spread(k);
-    const auto one = [&](int64_t i, auto how, bool aligned) {
-      const Gradient e = gradient(m.at(i), c, how);
-      put(dx(e, c.scale, c.slope, c.level, through), to + i, how, aligned);
-      if (R && dr) e.g.store(dr + i, how);
-    };
-    if (stream) across_aligned(to, n, one);
-    else across(n, [&](int64_t i, auto how) { one(i, how, false); });
+    for (int64_t run = 0; run < runs; ++run, x += n, y += n) {
+      const auto c = spread<V>(k[run]);
+      const auto one = [&](int64_t i, auto how, bool aligned) {
+        ask_ahead(x + i);
+        put(F::forward(x + i, r + (R ? i : 0), c, how), y + i, how, aligned);
+      };
+      if (stream) across_aligned<V>(y, n, one);
+      else across<V>(n, [&](int64_t i, auto how) { one(i, how, false); });
+      if (R) r += n;
+    }
   }
 
-  // ---- K rows of many channels
+  NK_FLAT static void backward_runs(Backward<T> m, T* to, T* dr, int64_t runs, int64_t n, const Coefficients<S>* k,
+                            bool through, bool stream) {
+    for (int64_t run = 0; run < runs; ++run, m = m.at(n), to += n) {
+      const auto c = spread<V>(k[run]);
+      const auto one = [&](int64_t i, auto how, bool aligned) {
+        const auto e = F::gradient(m.at(i), c, how);
+        put(F::dx(e, c, through), to + i, how, aligned);
+        if (R && dr) e.g.store(dr + i, how);
+      };
+      if (stream) across_aligned<V>(to, n, one);
+      else across<V>(n, [&](int64_t i, auto how) { one(i, how, false); });
+      dr = from(dr, n);
+    }
+  }
 
-  // What is written goes nearly in memory's order, so that whole lines leave at once; and what a strip of columns needs
-  // stays near while its rows are worked on.
+  // K rows of n columns, a strip of columns at a time: what is written goes nearly in memory's order, so that whole lines
+  // leave at once, and what the strip's columns need stays near while its rows are worked on.
   static constexpr int64_t kStrip = 256;
-
-  template <int K>
-  static void forward_rows(const float* x, const float* r, float* y, int64_t stride, int64_t n, ColumnCoefficients k,
-                           bool stream) {
+  template <int K, class Body> static void by_strip(int64_t stride, int64_t n, Body body) {  // body(index, column, size)
     for (int64_t first = 0; first < n; first += kStrip) {
-      for (int row = 0; row < K; ++row) {
-        const int64_t i = row * stride + first;
-        const float* in = x + i;
-        const float* added = R ? r + i : nullptr;
-        float* out = y + i;
-        const ColumnCoefficients here = k.at(first);
-        across(std::min(kStrip, n - first), [&](int64_t j, auto how) {
-          ask_ahead(in + j);
-          put(forward(in + j, added + (R ? j : 0), load(here, j, how), how), out + j, how, stream);
-        });
-      }
+      for (int row = 0; row < K; ++row) body(row * stride + first, first, std::min(kStrip, n - first));
     }
   }
 
   template <int K>
-  static void sum_rows(Backward m, int64_t stride, int64_t n, ColumnCoefficients k, double* first,
+  NK_FLAT static void forward_rows(const T* x, const T* r, T* y, int64_t stride, int64_t n, ColumnCoefficients<S> k,
+                           bool stream) {
+    by_strip<K>(stride, n, [&](int64_t at, int64_t column, int64_t size) {
+      const T *in = x + at, *added = r + (R ? at : 0);
+      T* out = y + at;
+      const auto here = k.at(column);
+      across<V>(size, [&](int64_t j, auto how) {
+        ask_ahead(in + j);
+        put(F::forward(in + j, added + (R ? j : 0), load<V>(here, j, how), how), out + j, how, stream);
+      });
+    });
+  }
+
+  template <int K>
+  NK_FLAT static void backward_rows(Backward<T> m, T* to, T* dr, int64_t stride, int64_t n, ColumnCoefficients<S> k,
+                            bool through, bool stream) {
+    by_strip<K>(stride, n, [&](int64_t at, int64_t column, int64_t size) {
+      const Backward<T> in = m.at(at);
+      T *out = to + at, *also = from(dr, at);
+      const auto here = k.at(column);
+      across<V>(size, [&](int64_t j, auto how) {
+        ask_ahead(in.dy + j);
+        ask_ahead(in.x + j);
+        const auto c = load<V>(here, j, how);
+        const auto e = F::gradient(in.at(j), c, how);
+        put(F::dx(e, c, through), out + j, how, stream);
+        if (R && also) e.g.store(also + j, how);
+      });
+    });
+  }
+};
+
+// Sums of gradients, and of their products with the centred value; and lines.
+template <Activation A, bool R, bool I> struct Wide {
+  using V = Lanes;
+  using F = Formula<V, A, R, I>;
+  using Gradient = typename F::Gradient;
+
+  NK_FLAT static void sum_runs(Backward<float> m, int64_t runs, int64_t n, const Coefficients<double>* k, Pending* sums) {
+    constexpr int64_t w = V::width;
+    for (int64_t run = 0; run < runs; ++run, m = m.at(n)) {
+      const auto c = spread<V>(k[run]);
+      V a0 = sums[run].first, b0 = sums[run].second;
+      const auto add = [&](int64_t i, auto how, V& a, V& b) {
+        const Gradient e = F::gradient(m.at(i), c, how);
+        a = a + e.g; b = fma(e.g, e.centred, b);
+      };
+      int64_t i = 0;
+      if (n >= 16 * w) {
+        V a1 = V::all(0), b1 = a1;
+        for (; i + 2 * w <= n; i += 2 * w) {
+          ask_ahead(m.dy + i);
+          ask_ahead(m.x + i);
+          add(i, Whole{}, a0, b0);
+          add(i + w, Whole{}, a1, b1);
+        }
+        a0 = a0 + a1;
+        b0 = b0 + b1;
+      }
+      across<V>(n - i, [&](int64_t j, auto how) {
+        ask_ahead(m.dy + i + j);
+        ask_ahead(m.x + i + j);
+        add(i + j, how, a0, b0);
+      });
+      sums[run].first = a0;
+      sums[run].second = b0;
+    }
+  }
+
+  template <int K>
+  NK_FLAT static void sum_rows(Backward<float> m, int64_t stride, int64_t n, ColumnCoefficients<double> k, double* first,
                        double* second) {
-    const int64_t ahead = ahead_of_rows<K>(stride);
-    across(n, [&](int64_t j, auto how) {
-      const auto c = load(k, j, how);
+    const int64_t ahead = ahead_of_rows<K, float>(stride);
+    across<V>(n, [&](int64_t j, auto how) {
+      const auto c = load<V>(k, j, how);
       V a = V::load(first + j, how), b = V::load(second + j, how);
       for (int row = 0; row < K; ++row) {
         ask_ahead(m.dy + row * stride + j, ahead);
         ask_ahead(m.x + row * stride + j, ahead);
-        const Gradient e = gradient(m.at(row * stride + j), c, how);
+        const Gradient e = F::gradient(m.at(row * stride + j), c, how);
         a = a + e.g; b = fma(e.g, e.centred, b);
       }
       a.store(first + j, how);
@@ -268,96 +304,84 @@ template <Activation A, bool R, bool I> struct Floats {
     });
   }
 
-  template <int K>
-  static void backward_rows(Backward m, float* to, float* dr, int64_t stride, int64_t n, ColumnCoefficients k,
-                            bool through, bool stream) {
-    for (int64_t first = 0; first < n; first += kStrip) {
-      for (int row = 0; row < K; ++row) {
-        const int64_t i = row * stride + first;
-        const Backward in = m.at(i);
-        float *out = to + i, *also = from(dr, i);
-        const ColumnCoefficients here = k.at(first);
-        across(std::min(kStrip, n - first), [&](int64_t j, auto how) {
-          ask_ahead(in.dy + j);
-          ask_ahead(in.x + j);
-          const auto c = load_settled(here, j, how);
-          const Gradient e = gradient(in.at(j), c, how);
-          put(dx(e, c.scale, c.slope, c.level, through), out + j, how, stream);
-          if (R && also) e.g.store(also + j, how);
-        });
-      }
-    }
-  }
-
-  // ---- a line with a weight and a bias for each value
-
-  static void forward_line(const float* x, const float* r, float* y, int64_t n, LineCoefficients k) {
-    across(n, [&](int64_t i, auto how) { forward(x + i, from(r, i), load(k, i, how), how).store(y + i, how); });
+  NK_FLAT static void forward_line(const float* x, const float* r, float* y, int64_t n, LineCoefficients k) {
+    across<V>(n, [&](int64_t i, auto how) { F::forward(x + i, r + (R ? i : 0), load(k, i, how), how).store(y + i, how); });
   }
 
   // Sums of the gradient times the weight, and of that times the centred value.
-  static void sum_line(Backward m, int64_t n, LineCoefficients k, Pending& sums) {
-    V a = sums.first, b = sums.second;
-    across(n, [&](int64_t i, auto how) {
-      const Gradient e = gradient(m.at(i), load(k, i, how), how);
+  NK_FLAT static void sum_line(Backward<float> m, int64_t n, LineCoefficients k, Pending& sums) {
+    constexpr int64_t w = V::width;
+    V a0 = sums.first, b0 = sums.second, a1 = V::all(0), b1 = a1;
+    const auto add = [&](int64_t i, auto how, V& a, V& b) {
+      const Gradient e = F::gradient(m.at(i), load(k, i, how), how);
       const V g = k.weight ? e.g * V::load(k.weight + i, how) : e.g;
       a = a + g; b = fma(g, e.centred, b);
-    });
-    sums.first = a;
-    sums.second = b;
+    };
+    int64_t i = 0;
+    for (; i + 2 * w <= n; i += 2 * w) {
+      add(i, Whole{}, a0, b0);
+      add(i + w, Whole{}, a1, b1);
+    }
+    across<V>(n - i, [&](int64_t j, auto how) { add(i + j, how, a0, b0); });
+    sums.first = a0 + a1;
+    sums.second = b0 + b1;
   }
 
   // Adds to the parameters' gradients too, where they are wanted.
-  static void backward_line(Backward m, float* to, float* dr, int64_t n, LineCoefficients k, bool through,
+  NK_FLAT static void backward_line(Backward<float> m, float* to, float* dr, int64_t n, LineCoefficients k, bool through,
                             double* dweight, double* dbias) {
-    const V inverse_std = V::all(k.inverse_std), level = V::all(-k.mean_g * k.inverse_std);
-    const V slope = V::all(-k.mean_gx * k.inverse_std * k.inverse_std);
-    across(n, [&](int64_t i, auto how) {
+    across<V>(n, [&](int64_t i, auto how) {
       const auto c = load(k, i, how);
-      const Gradient e = gradient(m.at(i), c, how);
-      dx(e, c.scale, slope, level, through).store(to + i, how);
+      const Gradient e = F::gradient(m.at(i), c, how);
+      F::dx(e, c, through).store(to + i, how);
       if (R && dr) e.g.store(dr + i, how);
       if (!dweight) return;
-      fma(e.g, e.centred * inverse_std, V::load(dweight + i, how)).store(dweight + i, how);
+      fma(e.g, e.centred * c.unit, V::load(dweight + i, how)).store(dweight + i, how);
       (e.g + V::load(dbias + i, how)).store(dbias + i, how);
     });
   }
 };
 
 // The loops of one activation; those of rows for one row, and for several together.
-struct Inner {
-  decltype(&Floats<Activation::none, false, false>::forward_run) forward_run;
-  decltype(&Floats<Activation::none, false, false>::sum_run) sum_run;
-  decltype(&Floats<Activation::none, false, false>::backward_run) backward_run;
+template <class T> struct Inner {
+  template <Activation A, bool R, bool I> struct Of {
+    using Apply = NK_NAMESPACE::Apply<T, A, R, I>;
+    using Wide = NK_NAMESPACE::Wide<A, R, I>;
+  };
+  using Any = Of<Activation::none, false, false>;
+  decltype(&Any::Apply::forward_runs) forward_runs;
+  decltype(&Any::Apply::backward_runs) backward_runs;
+  decltype(&Any::Wide::sum_runs) sum_runs;
   struct Rows {
-    decltype(&Floats<Activation::none, false, false>::forward_rows<1>) forward;
-    decltype(&Floats<Activation::none, false, false>::sum_rows<1>) sum;
-    decltype(&Floats<Activation::none, false, false>::backward_rows<1>) backward;
+    decltype(&Any::Apply::template forward_rows<1>) forward;
+    decltype(&Any::Apply::template backward_rows<1>) backward;
+    decltype(&Any::Wide::template sum_rows<1>) sum;
   } row, rows;
-  decltype(&Floats<Activation::none, false, false>::forward_line) forward_line;
-  decltype(&Floats<Activation::none, false, false>::sum_line) sum_line;
-  decltype(&Floats<Activation::none, false, false>::backward_line) backward_line;
-};
+  decltype(&Any::Wide::forward_line) forward_line;
+  decltype(&Any::Wide::sum_line) sum_line;
+  decltype(&Any::Wide::backward_line) backward_line;
 
-template <Activation A, bool R, bool I> Inner inner() {
-  using F = Floats<A, R, I>;
-  return {F::forward_run, F::sum_run, F::backward_run,
-          {F::template forward_rows<1>, F::template sum_rows<1>, F::template backward_rows<1>},
-          {F::template forward_rows<kTogether>, F::template sum_rows<kTogether>, F::template backward_rows<kTogether>},
-          F::forward_line, F::sum_line, F::backward_line};
-}
-
-inline Inner inner_of(const Job& job) {
-  const bool r = job.residual != nullptr;
-  switch (job.activation) {
-    case Activation::relu: return r ? inner<Activation::relu, true, false>() : inner<Activation::relu, false, false>();
-    case Activation::leaky_relu:
-      if (job.inverted) return inner<Activation::leaky_relu, false, true>();
-      return r ? inner<Activation::leaky_relu, true, false>() : inner<Activation::leaky_relu, false, false>();
-    case Activation::none: break;  // an output without an activation is as good as its input
+  template <Activation A, bool R, bool I> static Inner make() {
+    using P = typename Of<A, R, I>::Apply;
+    using W = typename Of<A, R, I>::Wide;
+    return {P::forward_runs, P::backward_runs, W::sum_runs,
+            {P::template forward_rows<1>, P::template backward_rows<1>, W::template sum_rows<1>},
+            {P::template forward_rows<kTogether>, P::template backward_rows<kTogether>, W::template sum_rows<kTogether>},
+            W::forward_line, W::sum_line, W::backward_line};
   }
-  return r ? inner<Activation::none, true, false>() : inner<Activation::none, false, false>();
-}
+
+  static Inner of(const Job& job) {
+    const bool r = job.residual != nullptr;
+    switch (job.activation) {
+      case Activation::relu: return r ? make<Activation::relu, true, false>() : make<Activation::relu, false, false>();
+      case Activation::leaky_relu:
+        if (job.inverted) return make<Activation::leaky_relu, false, true>();
+        return r ? make<Activation::leaky_relu, true, false>() : make<Activation::leaky_relu, false, false>();
+      case Activation::none: break;  // an output without an activation is as good as its input
+    }
+    return r ? make<Activation::none, true, false>() : make<Activation::none, false, false>();
+  }
+};
 
 }  // namespace NK_NAMESPACE
 }  // namespace normkit

@@ -1,4 +1,4 @@
-// Half precision, widened to float and narrowed again a chunk at a time, in the innermost cache: the loops see floats.
+// Half precision: its numbers, and a few of them at a time, in float lanes.
 #pragma once
 
 #include <algorithm>
@@ -44,152 +44,149 @@ inline void narrow(float v, f16& out) {
   out.bits = uint16_t(sign | ((rounded - 0x38000000u) >> 13));
 }
 
+// What a float loses is far below what a store to half precision rounds, so that values may be applied in float. Sums are
+// another matter.
 #if defined(NK_AVX512)
 
-constexpr int kHalves = 16;
-inline void widen_some(const bf16* p, float* out) {
-  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  _mm512_storeu_si512(out, _mm512_slli_epi32(wide, 16));
+inline __m256i load_halves(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+
+// A bfloat16 is the upper half of a float: one shuffle of words makes room for the lower half, another takes it away.
+struct Words { alignas(64) uint16_t at[32]; };
+constexpr Words kSpreadWords = [] { Words w{}; for (int i = 0; i < 32; ++i) w.at[i] = uint16_t(i / 2); return w; }();
+constexpr Words kUpperWords = [] { Words w{}; for (int i = 0; i < 16; ++i) w.at[i] = uint16_t(2 * i + 1); return w; }();
+inline __m512 widened(__m256i halves, bf16) {
+  const __m512i index = _mm512_load_si512(kSpreadWords.at);
+  return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, index, _mm512_castsi256_si512(halves)));
 }
-inline void widen_some(const f16* p, float* out) {
-  _mm512_storeu_ps(out, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
-}
-// Read as they were written, eight floats at a time: what spans two stores that are still under way has to wait.
-inline __m512 sixteen(const float* p) {
-  return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(p)), _mm256_loadu_ps(p + 8), 1);
-}
-inline void narrow_some(const float* p, bf16* out) {
-  const __m512 values = sixteen(p);
+inline __m256i narrowed(__m512 values, bf16) {
   const __m512i bits = _mm512_castps_si512(values);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __mmask16 number = _mm512_cmp_ps_mask(values, values, _CMP_ORD_Q);
   const __m512i rounded = _mm512_mask_add_epi32(_mm512_set1_epi32(0x7fc00000), number, bits,
                                                 _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+  return _mm512_castsi512_si256(_mm512_permutexvar_epi16(_mm512_load_si512(kUpperWords.at), rounded));
 }
-inline void narrow_some(const float* p, f16* out) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtps_ph(sixteen(p), _MM_FROUND_TO_NEAREST_INT));
-}
+inline __m512 widened(__m256i halves, f16) { return _mm512_cvtph_ps(halves); }
+inline __m256i narrowed(__m512 values, f16) { return _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT); }
+
+template <class T> struct HalfLanes {
+  static constexpr int width = 16;
+  using Scalar = float;
+  using Mask = __mmask16;
+  __m512 v;
+  static Mask first(Part part) { return Mask((1u << part.lanes) - 1); }
+  static HalfLanes all(float a) { return {_mm512_set1_ps(a)}; }
+  static HalfLanes load(const float* p, Whole = {}) { return {_mm512_loadu_ps(p)}; }
+  static HalfLanes load(const float* p, Part part) { return {_mm512_maskz_loadu_ps(first(part), p)}; }
+  // What was written eight floats at a time is read so, too: a load that spans two stores under way has to wait.
+  static HalfLanes load_written(const float* p) {
+    return {_mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(p)), _mm256_loadu_ps(p + 8), 1)};
+  }
+  static HalfLanes load(const T* p, Whole = {}) { return {widened(load_halves(p), T{})}; }
+  static HalfLanes load(const T* p, Part part) { return {widened(_mm256_maskz_loadu_epi16(first(part), p), T{})}; }
+  template <class How> static HalfLanes load_unless(Mask off, const T* p, How how) {
+    return {_mm512_maskz_mov_ps(Mask(~off), load(p, how).v)};
+  }
+  void store(float* p) const { _mm512_storeu_ps(p, v); }
+  void store(T* p, Whole = {}) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrowed(v, T{})); }
+  void store(T* p, Part part) const { _mm256_mask_storeu_epi16(p, first(part), narrowed(v, T{})); }
+  void stream(T* p) const { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), narrowed(v, T{})); }
+  friend HalfLanes operator+(HalfLanes a, HalfLanes b) { return {_mm512_add_ps(a.v, b.v)}; }
+  friend HalfLanes operator-(HalfLanes a, HalfLanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
+  friend HalfLanes operator*(HalfLanes a, HalfLanes b) { return {_mm512_mul_ps(a.v, b.v)}; }
+  friend HalfLanes fma(HalfLanes a, HalfLanes b, HalfLanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+  friend Mask not_positive(HalfLanes a) { return _mm512_cmp_ps_mask(a.v, _mm512_setzero_ps(), _CMP_LE_OQ); }
+  friend HalfLanes where(Mask m, HalfLanes a, HalfLanes b) { return {_mm512_mask_blend_ps(m, b.v, a.v)}; }
+  friend HalfLanes positive_part(HalfLanes a) { return {_mm512_max_ps(_mm512_setzero_ps(), a.v)}; }
+};
 
 #elif defined(NK_AVX2)
 
-constexpr int kHalves = 8;
-inline void widen_some(const bf16* p, float* out) {
-  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_slli_epi32(wide, 16));
+inline __m128i load_halves(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+
+inline __m256 widened(__m128i halves, bf16) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
-inline void widen_some(const f16* p, float* out) {
-  _mm256_storeu_ps(out, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
-inline void narrow_some(const float* p, bf16* out) {
-  const __m256 values = _mm256_loadu_ps(p);
+inline __m128i narrowed(__m256 values, bf16) {
   const __m256i bits = _mm256_castps_si256(values);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
   rounded = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc00000), nan), 16);
-  const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), packed);
+  return _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
 }
-inline void narrow_some(const float* p, f16* out) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_cvtps_ph(_mm256_loadu_ps(p), _MM_FROUND_TO_NEAREST_INT));
-}
+inline __m256 widened(__m128i halves, f16) { return _mm256_cvtph_ps(halves); }
+inline __m128i narrowed(__m256 values, f16) { return _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT); }
+
+template <class T> struct HalfLanes {
+  static constexpr int width = 8;
+  using Scalar = float;
+  using Mask = __m256;
+  __m256 v;
+  static __m256i first(Part part) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(part.lanes), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static HalfLanes all(float a) { return {_mm256_set1_ps(a)}; }
+  static HalfLanes load(const float* p, Whole = {}) { return {_mm256_loadu_ps(p)}; }
+  static HalfLanes load(const float* p, Part part) { return {_mm256_maskload_ps(p, first(part))}; }
+  static HalfLanes load_written(const float* p) { return load(p); }
+  static HalfLanes load(const T* p, Whole = {}) { return {widened(load_halves(p), T{})}; }
+  static HalfLanes load(const T* p, Part part) {
+    T whole[width] = {};
+    std::memcpy(whole, p, size_t(part.lanes) * sizeof(T));
+    return load(whole);
+  }
+  template <class How> static HalfLanes load_unless(Mask off, const T* p, How how) {
+    return {_mm256_andnot_ps(off, load(p, how).v)};
+  }
+  void store(float* p) const { _mm256_storeu_ps(p, v); }
+  void store(T* p, Whole = {}) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrowed(v, T{})); }
+  void store(T* p, Part part) const {
+    T whole[width];
+    store(whole);
+    std::memcpy(p, whole, size_t(part.lanes) * sizeof(T));
+  }
+  void stream(T* p) const { _mm_stream_si128(reinterpret_cast<__m128i*>(p), narrowed(v, T{})); }
+  friend HalfLanes operator+(HalfLanes a, HalfLanes b) { return {_mm256_add_ps(a.v, b.v)}; }
+  friend HalfLanes operator-(HalfLanes a, HalfLanes b) { return {_mm256_sub_ps(a.v, b.v)}; }
+  friend HalfLanes operator*(HalfLanes a, HalfLanes b) { return {_mm256_mul_ps(a.v, b.v)}; }
+  friend HalfLanes fma(HalfLanes a, HalfLanes b, HalfLanes c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+  friend Mask not_positive(HalfLanes a) { return _mm256_cmp_ps(a.v, _mm256_setzero_ps(), _CMP_LE_OQ); }
+  friend HalfLanes where(Mask m, HalfLanes a, HalfLanes b) { return {_mm256_blendv_ps(b.v, a.v, m)}; }
+  friend HalfLanes positive_part(HalfLanes a) { return {_mm256_max_ps(_mm256_setzero_ps(), a.v)}; }
+};
 
 #else
 
-constexpr int kHalves = 1;
-template <class T> void widen_some(const T* p, float* out) { *out = widen(*p); }
-template <class T> void narrow_some(const float* p, T* out) { narrow(*p, *out); }
+template <class T> struct HalfLanes {
+  static constexpr int width = 1;
+  using Scalar = float;
+  using Mask = bool;
+  float v;
+  static HalfLanes all(float a) { return {a}; }
+  static HalfLanes load(const float* p, Whole = {}) { return {*p}; }
+  static HalfLanes load_written(const float* p) { return load(p); }
+  static HalfLanes load(const T* p, Whole = {}) { return {widen(*p)}; }
+  template <class P> static HalfLanes load(const P*, Part) { return {0}; }  // a whole is one lane: there are no parts
+  template <class How> static HalfLanes load_unless(Mask off, const T* p, How how) { return off ? all(0) : load(p, how); }
+  void store(float* p) const { *p = v; }
+  void store(T* p, Whole = {}) const { narrow(v, *p); }
+  void store(T*, Part) const {}
+  void stream(T* p) const { store(p); }
+  friend HalfLanes operator+(HalfLanes a, HalfLanes b) { return {a.v + b.v}; }
+  friend HalfLanes operator-(HalfLanes a, HalfLanes b) { return {a.v - b.v}; }
+  friend HalfLanes operator*(HalfLanes a, HalfLanes b) { return {a.v * b.v}; }
+  friend HalfLanes fma(HalfLanes a, HalfLanes b, HalfLanes c) { return {a.v * b.v + c.v}; }
+  friend Mask not_positive(HalfLanes a) { return a.v <= 0; }
+  friend HalfLanes where(Mask m, HalfLanes a, HalfLanes b) { return m ? a : b; }
+  friend HalfLanes positive_part(HalfLanes a) { return {a.v <= 0 ? 0.0f : a.v}; }
+};
 
 #endif
 
-// The last few, with nothing read or written beyond the end of T's memory; of floats there is room for a whole vector.
-#if defined(NK_AVX512)
-
-template <class T> void widen_rest(const T* p, float* out, int64_t n) {
-  const __m256i some = _mm256_maskz_loadu_epi16(__mmask16((1u << n) - 1), p);
-  T whole[kHalves];
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(whole), some);
-  widen_some(whole, out);
-}
-template <class T> void narrow_rest(const float* p, T* out, int64_t n) {
-  T whole[kHalves];
-  narrow_some(p, whole);
-  const __m256i some = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(whole));
-  _mm256_mask_storeu_epi16(out, __mmask16((1u << n) - 1), some);
-}
-
-#else
-
-template <class T> void widen_rest(const T* p, float* out, int64_t n) {
-  T whole[kHalves] = {};
-  std::memcpy(whole, p, size_t(n) * sizeof(T));
-  widen_some(whole, out);
-}
-template <class T> void narrow_rest(const float* p, T* out, int64_t n) {
-  T whole[kHalves];
-  narrow_some(p, whole);
-  std::memcpy(out, whole, size_t(n) * sizeof(T));
-}
-
-#endif
-
-template <class T> void widen(const T* p, float* out, int64_t n) {
-  int64_t i = 0;
-  for (; i + kHalves <= n; i += kHalves) {
-#if defined(__GNUC__)
-    __builtin_prefetch(reinterpret_cast<const char*>(p + i) + 1536);  // past the end of a page: see ask_ahead
-#endif
-    widen_some(p + i, out + i);
-  }
-  if (i < n) widen_rest(p + i, out + i, n - i);
-}
-
-template <class T> void narrow(const float* p, T* out, int64_t n) {
-  int64_t i = 0;
-  for (; i + kHalves <= n; i += kHalves) narrow_some(p + i, out + i);
-  if (i < n) narrow_rest(p + i, out + i, n - i);
-}
-
-// No power of two: loads and stores whose addresses differ by a multiple of 4096 wait for one another.
-constexpr int64_t kChunk = 768;
-
-// Floats to read for values of type T: the values themselves, or a widened copy of a chunk (rows of it, side by side).
-template <class T> struct Reader {
-  alignas(64) float chunk[kChunk + kHalves];
-  Reader() {}  // on purpose not zeroed: it would take as long as the work
-  const float* operator()(const T* p, int64_t n) { widen(p, chunk, n); return chunk; }
-  const float* operator()(const T* p, int64_t n, int64_t rows, int64_t stride) {
-    for (int64_t r = 0; r < rows; ++r) widen(p + r * stride, chunk + r * n, n);
-    return chunk;
-  }
-};
-template <> struct Reader<float> {
-  const float* operator()(const float* p, int64_t) { return p; }
-  const float* operator()(const float* p, int64_t, int64_t, int64_t) { return p; }
-};
-
-// Floats to write for values of type T; `done` narrows them into place.
-template <class T> struct Writer {
-  alignas(64) float chunk[kChunk + kHalves];
-  Writer() {}
-  float* operator()(T*) { return chunk; }
-  void done(T* p, int64_t n) { narrow(chunk, p, n); }
-  void done(T* p, int64_t n, int64_t rows, int64_t stride) {
-    for (int64_t r = 0; r < rows; ++r) narrow(chunk + r * n, p + r * stride, n);
-  }
-};
-template <> struct Writer<float> {
-  float* operator()(float* p) { return p; }
-  void done(float*, int64_t) {}
-  void done(float*, int64_t, int64_t, int64_t) {}
-};
-
-// f(first, size): chunks of at most `most`, or for floats, which need no copy, everything at once.
-template <class T, class F> void by_chunk(int64_t n, int64_t most, F f) {
-  if constexpr (std::is_same_v<T, float>) { f(int64_t(0), n); return; }
-  for (int64_t i = 0; i < n; i += most) f(i, std::min(most, n - i));
-}
+// What values of a type are applied in.
+template <class T> struct Applied { using V = HalfLanes<T>; };
+template <> struct Applied<float> { using V = Lanes; };
 
 }  // namespace NK_NAMESPACE
 }  // namespace normkit

@@ -1,7 +1,8 @@
-// A few doubles at a time. All arithmetic is in double, so that only the store rounds.
+// A few doubles at a time: with arithmetic in double, only the store rounds.
 // Compiled once per instruction set, in a namespace of its own.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -22,6 +23,7 @@ struct Part { int lanes; };
 // One lane: all there is where there is no better.
 struct One {
   static constexpr int width = 1;
+  using Scalar = double;
   using Mask = bool;
   double v;
   static One all(double a) { return {a}; }
@@ -54,6 +56,7 @@ struct One {
 
 struct Lanes {
   static constexpr int width = 8;
+  using Scalar = double;
   using Mask = __mmask8;
   __m512d v;
   static Mask first(Part part) { return Mask((1u << part.lanes) - 1); }
@@ -98,6 +101,7 @@ inline void stream_line(const char* from, char* to) {  // 64 bytes, past the cac
 
 struct Lanes {
   static constexpr int width = 4;
+  using Scalar = double;
   using Mask = __m256d;
   __m256d v;
   static __m128i first(Part part) { return _mm_cmpgt_epi32(_mm_set1_epi32(part.lanes), _mm_setr_epi32(0, 1, 2, 3)); }
@@ -146,6 +150,45 @@ using Lanes = One;
 inline void stream_line(const char* from, char* to) { std::memcpy(to, from, 64); }
 
 #endif
+
+// Every call inside is inlined. Otherwise what a lambda captures stays in memory, where a vector's store may have changed
+// it, and is loaded again for every vector.
+#if defined(__GNUC__)
+#define NK_FLAT __attribute__((flatten))
+#else
+#define NK_FLAT
+#endif
+
+// ---- a vector at a time --------------------------------------------------------------------------------------------
+
+// f(first, how)
+template <class V, class F> void across(int64_t n, F f) {
+  int64_t i = 0;
+  for (; i + V::width <= n; i += V::width) f(i, Whole{});
+  if (V::width > 1 && i < n) f(i, Part{int(n - i)});
+}
+
+// The same from the first aligned place on, where stores may go past the cache: f(first, how, aligned).
+template <class V, class T, class F> void across_aligned(const T* out, int64_t n, F f) {
+  constexpr int64_t line = V::width * int64_t(sizeof(T));
+  const int64_t ahead = (line - int64_t(reinterpret_cast<uintptr_t>(out) % line)) % line / int64_t(sizeof(T));
+  int64_t i = std::min(n, ahead);
+  if (V::width > 1 && i > 0) f(int64_t(0), Part{int(i)}, false);
+  for (; i + V::width <= n; i += V::width) f(i, Whole{}, true);
+  if (V::width > 1 && i < n) f(i, Part{int(n - i)}, false);
+}
+template <class V, class T> void put(V v, T* p, Whole, bool stream) { if (stream) v.stream(p); else v.store(p); }
+template <class V, class T> void put(V v, T* p, Part part, bool) { v.store(p, part); }
+
+// The memory system stops at the end of a page; asked a little ahead, it does not.
+constexpr int64_t kAhead = 1536;  // bytes
+template <class T> void ask_ahead(const T* p, int64_t ahead = kAhead) {
+#if defined(__GNUC__)
+  __builtin_prefetch(reinterpret_cast<const char*>(p) + ahead);
+#else
+  (void)p, (void)ahead;
+#endif
+}
 
 }  // namespace NK_NAMESPACE
 }  // namespace normkit

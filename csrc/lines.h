@@ -14,7 +14,7 @@ template <class T> struct Lines {
 
   const Job& job;
   Statistics statistics{job};
-  Inner inner = inner_of(job);
+  Inner<T> inner = Inner<T>::of(job);
   const T* x = static_cast<const T*>(job.x);
   const T* residual = static_cast<const T*>(job.residual);
   T* y = static_cast<T*>(job.y);
@@ -55,7 +55,8 @@ template <class T> struct Lines {
     Sums sums[kBatch];
     for (int64_t l = l0; l < l1; ++l) {
       Pending pending;
-      sum_values(x + l * length, length, shift(l), pending);
+      const double about = shift(l);
+      sum_values(x + l * length, 1, length, &about, &pending);
       sums[l - l0] = pending.total();
     }
     for (int64_t l = l0; l < l1; ++l) statistics.set(l, shift(l), sums[l - l0]);
@@ -110,7 +111,7 @@ template <class T> struct Lines {
   void sum_gradients(int64_t line, LineCoefficients& k) const {
     if (job.stored) return;
     Pending sums;
-    BackwardReader<T> read{dy, x, residual ? y : nullptr};
+    BackwardReader<T> read{{dy, x, residual ? y : nullptr}};
     by_chunk<T>(length, kChunk, [&](int64_t first, int64_t n) {
       inner.sum_line(read(line * length + first, n), n, beyond(k, first), sums);
     });
@@ -122,7 +123,7 @@ template <class T> struct Lines {
   // Writes dx of a line's columns [c0, c1), and adds to the parameters' gradients, those of c0 first.
   void apply_gradients(int64_t line, const LineCoefficients& k, int64_t c0, int64_t c1, double* dweight,
                        double* dbias) const {
-    BackwardReader<T> read{dy, x, residual ? y : nullptr};
+    BackwardReader<T> read{{dy, x, residual ? y : nullptr}};
     Writer<T> write_dx, write_dr;
     by_chunk<T>(c1 - c0, kChunk, [&](int64_t first, int64_t n) {
       const int64_t i = line * length + c0 + first;

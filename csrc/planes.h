@@ -7,6 +7,7 @@ namespace normkit {
 namespace NK_NAMESPACE {
 
 template <class T> struct Planes {
+  using S = typename Applied<T>::V::Scalar;
   static constexpr int64_t kLongRun = 4096;       // bytes: shorter runs would leave half-written lines at their ends
   static constexpr int64_t kAhead = 2048;         // bytes of the next run to ask for
   static constexpr int64_t kSegment = 64 * 1024;  // elements per task, where there are too few groups to share out
@@ -14,7 +15,7 @@ template <class T> struct Planes {
 
   const Job& job;
   Statistics statistics{job};
-  Inner inner = inner_of(job);
+  Inner<T> inner = Inner<T>::of(job);
   int64_t s = job.positions, channels = job.all_channels(), example = job.example_size();
   const T* x = static_cast<const T*>(job.x);
   const T* residual = static_cast<const T*>(job.residual);
@@ -22,8 +23,8 @@ template <class T> struct Planes {
   const T* dy = static_cast<const T*>(job.dy);
   T* dx = static_cast<T*>(job.dx);
   T* dr = static_cast<T*>(job.dresidual);
-  bool stream = job.size() * int64_t(sizeof(T)) >= kStreamBytes && s * int64_t(sizeof(T)) >= kLongRun &&
-                std::is_same_v<T, float>;
+  Backward<T> read{dy, x, residual ? y : nullptr};
+  bool stream = job.size() * int64_t(sizeof(T)) >= kStreamBytes && s * int64_t(sizeof(T)) >= kLongRun;
   int64_t arrays = residual ? 3 : 2;  // that a backward reads
   bool few = job.populations * job.groups < kFewGroups && job.size() > kSegment;
 
@@ -73,22 +74,23 @@ template <class T> struct Planes {
 
   void moments(int64_t p, int64_t g0, int64_t g1) const {
     std::vector<Pending> sums(g1 - g0);
+    std::vector<double> shifts;
+    for (int64_t g = g0; g < g1; ++g) shifts.push_back(shift(p, g));
     const int64_t run = job.channels * s;  // a group's channels lie side by side
     for (int64_t e = 0; e < job.examples; ++e) {
-      for (int64_t g = g0; g < g1; ++g) {
-        const T* values = x + at(p, e, g * job.channels);
-        if (e + 1 < job.examples) expect(values + example, run);
-        sum_values(values, run, shift(p, g), sums[g - g0]);
-      }
+      const T* values = x + at(p, e, g0 * job.channels);
+      if (e + 1 < job.examples) expect(values + example, run * (g1 - g0));
+      sum_values(values, g1 - g0, run, shifts.data(), sums.data());
     }
-    for (int64_t g = g0; g < g1; ++g) statistics.set(statistics.index(p, g), shift(p, g), sums[g - g0].total());
+    for (int64_t g = g0; g < g1; ++g) statistics.set(statistics.index(p, g), shifts[g - g0], sums[g - g0].total());
   }
 
   void moments_of_few(ParallelFor parallel_for) const {
     std::vector<Sums> sums(job.populations * segments_per_population), all(job.populations * job.groups);
     segments(parallel_for, [&](int64_t i, int64_t p, int64_t e, int64_t c, int64_t first, int64_t size) {
       Pending pending;
-      sum_values(x + at(p, e, c) + first, size, shift(p, group_of(c)), pending);
+      const double about = shift(p, group_of(c));
+      sum_values(x + at(p, e, c) + first, 1, size, &about, &pending);
       sums[i] = pending.total();
     });
     each_segment(sums, [&](int64_t p, int64_t c, Sums add) {
@@ -109,21 +111,19 @@ template <class T> struct Planes {
     }
     blocks(parallel_for, 1, [&](int64_t p, int64_t g0, int64_t g1) {
       moments(p, g0, g1);
-      const auto k = coefficients(p, g0, g1, &Statistics::forward);
-      const int64_t c0 = g0 * job.channels, c1 = g1 * job.channels;
+      const auto k = applied(coefficients(p, g0, g1, &Statistics::forward));
       // Back to front: what was read last is still in cache.
-      for (int64_t e = job.examples - 1; e >= 0; --e) {
-        for (int64_t c = c0; c < c1; ++c) apply(p, e, c, 0, s, k[c - c0]);
-      }
+      for (int64_t e = job.examples - 1; e >= 0; --e) apply(at(p, e, g0 * job.channels), int64_t(k.size()), s, k.data());
     });
   }
 
   using Formula = Coefficients<double> (Statistics::*)(int64_t pg, int64_t c) const;
   std::vector<Coefficients<double>> coefficients(int64_t p, int64_t g0, int64_t g1, Formula formula) const {
-    std::vector<Coefficients<double>> k((g1 - g0) * job.channels);
-    const int64_t c0 = g0 * job.channels;
-    for (int64_t c = c0; c < g1 * job.channels; ++c) {
-      k[c - c0] = (statistics.*formula)(statistics.index(p, group_of(c)), c);
+    std::vector<Coefficients<double>> k;
+    for (int64_t g = g0; g < g1; ++g) {
+      for (int64_t c = g * job.channels; c < (g + 1) * job.channels; ++c) {
+        k.push_back((statistics.*formula)(statistics.index(p, g), c));
+      }
     }
     return k;
   }
@@ -137,59 +137,51 @@ template <class T> struct Planes {
     return k;
   }
 
-  void apply(int64_t p, int64_t e, int64_t c, int64_t first, int64_t size, const Coefficients<double>& k) const {
-    const int64_t base = at(p, e, c) + first;
-    Reader<T> read_x, read_r;
-    Writer<T> write;
-    by_chunk<T>(size, kChunk, [&](int64_t j, int64_t n) {
-      const int64_t i = base + j;
-      const float* r = residual ? read_r(residual + i, n) : nullptr;
-      inner.forward_run(read_x(x + i, n), r, write(y + i), n, k, stream);
-      write.done(y + i, n);
-    });
+  // In the type that values are applied in.
+  static std::vector<Coefficients<S>> applied(const std::vector<Coefficients<double>>& k) {
+    std::vector<Coefficients<S>> out;
+    for (const auto& one : k) out.push_back(in(one, S{}));
+    return out;
+  }
+
+  // Runs of n values from index `first` on.
+  void apply(int64_t first, int64_t runs, int64_t n, const Coefficients<S>* k) const {
+    inner.forward_runs(x + first, from(residual, first), y + first, runs, n, k, stream);
   }
 
   void evaluate(ParallelFor parallel_for) const {
-    const auto k = coefficients(&Statistics::forward);
+    const auto k = applied(coefficients(&Statistics::forward));
     if (s >= kSegment || job.populations * job.examples * channels < kEnoughTasks) {
       return segments(parallel_for, [&](int64_t, int64_t p, int64_t e, int64_t c, int64_t first, int64_t size) {
-        apply(p, e, c, first, size, k[p * channels + c]);
+        apply(at(p, e, c) + first, 1, size, &k[p * channels + c]);
       });
     }
-    // In memory's order, some runs at a time.
-    const int64_t runs = std::max<int64_t>(1, kSegment / s), all = job.populations * job.examples * channels;
-    run(parallel_for, ceil_div(all, runs), [&](int64_t b) {
-      for (int64_t i = b * runs; i < std::min(all, (b + 1) * runs); ++i) {
-        const int64_t e = i / channels, p = e / job.examples, c = i % channels;
-        apply(p, e % job.examples, c, 0, s, k[p * channels + c]);
-      }
+    by_runs_in_order(parallel_for, [&](int64_t p, int64_t e, int64_t c, int64_t runs) {
+      apply(at(p, e, c), runs, s, &k[p * channels + c]);
+    });
+  }
+
+  // In memory's order, some runs of an example at a time: f(population, example, first channel, runs).
+  template <class F> void by_runs_in_order(ParallelFor parallel_for, F f) const {
+    const int64_t most = std::max<int64_t>(1, kSegment / s), per = ceil_div(channels, most);
+    run(parallel_for, job.populations * job.examples * per, [&](int64_t i) {
+      const int64_t e = i / per, c = i % per * most;
+      f(e / job.examples, e % job.examples, c, std::min(most, channels - c));
     });
   }
 
   // ---- backward
 
-  void add_gradient(int64_t p, int64_t e, int64_t c, int64_t first, int64_t size, const Coefficients<double>& k,
-                    Pending& sums) const {
-    const int64_t base = at(p, e, c) + first;
-    if (e + 1 < job.examples) {
-      expect(x + base + example, size);
-      expect(dy + base + example, size);
-    }
-    BackwardReader<T> read{dy, x, residual ? y : nullptr};
-    by_chunk<T>(size, kChunk, [&](int64_t j, int64_t n) { inner.sum_run(read(base + j, n), n, k, sums); });
+  // Adds up runs of n values from index `first` on.
+  void add_gradients(int64_t first, int64_t runs, int64_t n, const Coefficients<double>* k, Pending* sums) const {
+    BackwardReader<T> reader{read};
+    by_runs<T>(runs, n, [&](int64_t run, int64_t some, int64_t i, int64_t size) {
+      inner.sum_runs(reader(first + run * n + i, some * size), some, size, k + run, sums + run);
+    });
   }
 
-  void apply_gradient(int64_t p, int64_t e, int64_t c, int64_t first, int64_t size,
-                      const Coefficients<double>& k) const {
-    const int64_t base = at(p, e, c) + first;
-    BackwardReader<T> read{dy, x, residual ? y : nullptr};
-    Writer<T> write_dx, write_dr;
-    by_chunk<T>(size, kChunk, [&](int64_t j, int64_t n) {
-      const int64_t i = base + j;
-      inner.backward_run(read(i, n), write_dx(dx + i), dr ? write_dr(dr + i) : nullptr, n, k, !job.stored, stream);
-      write_dx.done(dx + i, n);
-      if (dr) write_dr.done(dr + i, n);
-    });
+  void apply_gradients(int64_t first, int64_t runs, int64_t n, const Coefficients<S>* k) const {
+    inner.backward_runs(read.at(first), dx + first, from(dr, first), runs, n, k, !job.stored, stream);
   }
 
   void keep(int64_t p, int64_t c, Sums s) const {
@@ -202,7 +194,12 @@ template <class T> struct Planes {
     const int64_t c0 = g0 * job.channels, c1 = g1 * job.channels;
     std::vector<Pending> sums(c1 - c0);
     for (int64_t e = 0; e < job.examples; ++e) {
-      for (int64_t c = c0; c < c1; ++c) add_gradient(p, e, c, 0, s, k[c - c0], sums[c - c0]);
+      const int64_t first = at(p, e, c0);
+      if (e + 1 < job.examples) {
+        expect(x + first + example, (c1 - c0) * s);
+        expect(dy + first + example, (c1 - c0) * s);
+      }
+      add_gradients(first, c1 - c0, s, k.data(), sums.data());
     }
     for (int64_t c = c0; c < c1; ++c) keep(p, c, sums[c - c0].total());
   }
@@ -210,9 +207,7 @@ template <class T> struct Planes {
   void settle(int64_t p, int64_t g0, int64_t g1, Coefficients<double>* k) const {
     for (int64_t g = g0; g < g1; ++g) {
       const auto through = statistics.through(p, g);
-      for (int64_t c = g * job.channels; c < (g + 1) * job.channels; ++c) {
-        statistics.settle(k[c - g0 * job.channels], through, statistics.index(p, g), c);
-      }
+      for (int64_t c = 0; c < job.channels; ++c) Statistics::settle(*k++, through);
     }
   }
 
@@ -226,8 +221,9 @@ template <class T> struct Planes {
   void backward_apply(ParallelFor parallel_for) const {
     auto k = coefficients(&Statistics::gradient);
     for (int64_t p = 0; p < job.populations; ++p) settle(p, 0, job.groups, &k[p * channels]);
+    const auto own = applied(k);
     segments(parallel_for, [&](int64_t, int64_t p, int64_t e, int64_t c, int64_t first, int64_t size) {
-      apply_gradient(p, e, c, first, size, k[p * channels + c]);
+      apply_gradients(at(p, e, c) + first, 1, size, &own[p * channels + c]);
     });
   }
 
@@ -241,9 +237,9 @@ template <class T> struct Planes {
       auto k = coefficients(p, g0, g1, &Statistics::gradient);
       sum_gradients(p, g0, g1, k);
       settle(p, g0, g1, k.data());
-      const int64_t c0 = g0 * job.channels, c1 = g1 * job.channels;
+      const auto own = applied(k);
       for (int64_t e = job.examples - 1; e >= 0; --e) {
-        for (int64_t c = c0; c < c1; ++c) apply_gradient(p, e, c, 0, s, k[c - c0]);
+        apply_gradients(at(p, e, g0 * job.channels), int64_t(own.size()), s, own.data());
       }
     });
     statistics.parameters();
@@ -253,7 +249,7 @@ template <class T> struct Planes {
     std::vector<Sums> sums(job.populations * segments_per_population), all(job.populations * channels);
     segments(parallel_for, [&](int64_t i, int64_t p, int64_t e, int64_t c, int64_t first, int64_t size) {
       Pending pending;
-      add_gradient(p, e, c, first, size, k[p * channels + c], pending);
+      add_gradients(at(p, e, c) + first, 1, size, &k[p * channels + c], &pending);
       sums[i] = pending.total();
     });
     each_segment(sums, [&](int64_t p, int64_t c, Sums add) {

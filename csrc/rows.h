@@ -8,17 +8,19 @@ namespace normkit {
 namespace NK_NAMESPACE {
 
 template <class T> struct Rows {
+  using S = typename Applied<T>::V::Scalar;
   static constexpr int64_t kNarrow = 128;  // columns: below, what a row costs beside its values is too much
 
   const Job& job;
   Statistics statistics{job};
-  Inner inner = inner_of(job);
+  Inner<T> inner = Inner<T>::of(job);
   const T* x = static_cast<const T*>(job.x);
   const T* residual = static_cast<const T*>(job.residual);
   T* y = static_cast<T*>(job.y);
   const T* dy = static_cast<const T*>(job.dy);
   T* dx = static_cast<T*>(job.dx);
   T* dr = static_cast<T*>(job.dresidual);
+  Backward<T> read{dy, x, residual ? y : nullptr};
 
   int64_t per_channel = job.channels_last ? 1 : job.positions;  // columns
   int64_t columns = job.all_channels() * per_channel;
@@ -33,10 +35,10 @@ template <class T> struct Rows {
 
   bool stream(const T* out) const {
     return job.size() * int64_t(sizeof(T)) >= kStreamBytes && reinterpret_cast<uintptr_t>(out) % 64 == 0 &&
-           width % Lanes::width == 0 && std::is_same_v<T, float>;
+           width % Applied<T>::V::width == 0;
   }
   int64_t stride(int64_t n) const { return std::is_same_v<T, float> ? width : n; }  // of what a reader returns
-  template <int K> const Inner::Rows& rows_of() const { return K == 1 ? inner.row : inner.rows; }
+  template <int K> const typename Inner<T>::Rows& rows_of() const { return K == 1 ? inner.row : inner.rows; }
   bool plain = repeat == 1 && per_channel == 1;  // a column is a channel: divisions are slow
   int64_t channel_of(int64_t column) const { return plain ? column : column % columns / per_channel; }
   int64_t group_of(int64_t column) const {
@@ -49,18 +51,19 @@ template <class T> struct Rows {
   // A part of a population: some rows of some columns. Those at the end take the shorter row along.
   struct Block { int64_t p, r0, r1, c0, c1; };
 
-  // f<K>(index of the first value, first column, columns): K rows at a time.
-  template <class F> void sweep(const Block& b, F f) const {
+  // f<K>(index of the first value, first column, columns): K rows at a time, of halves no more values than `most`.
+  static constexpr int64_t kAll = INT64_MAX;
+  template <class F> void sweep(const Block& b, int64_t most, F f) const {
     const int64_t n = b.c1 - b.c0;
     int64_t at = b.p * population + b.r0 * width + b.c0, r = b.r0;
     for (; r + kTogether <= b.r1; r += kTogether, at += kTogether * width) {
-      by_chunk<T>(n, kChunk / kTogether, [&](int64_t j, int64_t size) {
+      by_chunk<T>(n, most / kTogether, [&](int64_t j, int64_t size) {
         f.template operator()<kTogether>(at + j, b.c0 + j, size);
       });
     }
     for (; r < b.r1 + (b.r1 == rows && rest > b.c0); ++r, at += width) {
       const int64_t here = r < rows ? n : std::min(n, rest - b.c0);
-      by_chunk<T>(here, kChunk, [&](int64_t j, int64_t size) { f.template operator()<1>(at + j, b.c0 + j, size); });
+      by_chunk<T>(here, most, [&](int64_t j, int64_t size) { f.template operator()<1>(at + j, b.c0 + j, size); });
     }
   }
 
@@ -92,10 +95,14 @@ template <class T> struct Rows {
 
   // Two sums of every column of a block, as arrays that vectors are loaded from.
   struct ColumnSums {
-    std::vector<double> first, second;
-    explicit ColumnSums(int64_t n) : first(n), second(n) {}
+    int64_t n;
+    Arrays<double> arrays{2, n};
+    explicit ColumnSums(int64_t columns) : n(columns) {}
+    double* first(int64_t i = 0) { return arrays[0] + i; }
+    double* second(int64_t i = 0) { return arrays[1] + i; }
+    Sums operator[](int64_t i) const { return {arrays[0][i], arrays[1][i]}; }
     void add(const ColumnSums& other) {
-      for (size_t i = 0; i < first.size(); ++i) { first[i] += other.first[i]; second[i] += other.second[i]; }
+      for (int a = 0; a < 2; ++a) for (int64_t i = 0; i < n; ++i) arrays[a][i] += other.arrays[a][i];
     }
   };
 
@@ -113,21 +120,22 @@ template <class T> struct Rows {
   // ---- forward
 
   void add_values(const Block& b, ColumnSums& sums) const {
-    std::vector<double> about(b.c1 - b.c0);
+    Arrays<double> memory(1, b.c1 - b.c0);
+    double* about = memory[0];
     for (int64_t c = b.c0; c < b.c1; ++c) about[c - b.c0] = shift(b.p, group_of(c));
-    Reader<T> read;
-    sweep(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
+    Reader<T> reader;
+    sweep(b, kChunk, [&]<int K>(int64_t at, int64_t column, int64_t n) {
       const int64_t c = column - b.c0;
-      sum_columns<K>(read(x + at, n, K, width), stride(n), n, &about[c], &sums.first[c], &sums.second[c]);
+      sum_columns<K>(reader(x + at, n, K, width), stride(n), n, &about[c], sums.first(c), sums.second(c));
     });
   }
 
   // The sums begin with column c0, the first of group g0.
   void set_moments(int64_t p, int64_t g0, int64_t g1, int64_t c0, const ColumnSums& sums) const {
     std::vector<Sums> all(g1 - g0);
-    for (int64_t i = 0; i < int64_t(sums.first.size()); ++i) {
+    for (int64_t i = 0; i < sums.n; ++i) {
       Sums& to = all[group_of(c0 + i) - g0];
-      to.first += sums.first[i]; to.second += sums.second[i];
+      to.first += sums[i].first; to.second += sums[i].second;
     }
     for (int64_t g = g0; g < g1; ++g) statistics.set(statistics.index(p, g), shift(p, g), all[g - g0]);
   }
@@ -153,47 +161,48 @@ template <class T> struct Rows {
 
   void forward(ParallelFor parallel_for) const {
     if (fused(1)) {
-      return fused_moments(parallel_for, [&](const Block& b) { apply(b, Columns(*this, b, &Statistics::forward)); });
+      return fused_moments(parallel_for, [&](const Block& b) { apply(b, columns_of<S>(b, &Statistics::forward)); });
     }
     moments_by_rows(parallel_for);
     evaluate(parallel_for);
   }
 
-  // What the columns of a block are multiplied by and what is added.
+  // What the columns of a block are multiplied by and what is added, in the type that they are worked on in.
   using Formula = Coefficients<double> (Statistics::*)(int64_t pg, int64_t c) const;
-  struct Columns {
-    std::vector<double> mean, scale, bias, slope, level;
-    Columns(const Rows& rows, const Block& b, Formula formula) {
-      const int64_t n = b.c1 - b.c0;
-      for (auto* v : {&mean, &scale, &bias}) v->resize(n);
-      rows.each_channel(b, [&](int64_t i, int64_t pg, int64_t c) {
-        const auto k = (rows.statistics.*formula)(pg, c);
-        mean[i] = k.mean; scale[i] = k.scale; bias[i] = k.bias;
-      });
+  template <class N> struct Columns {
+    int64_t n;
+    Arrays<N> arrays{7, n};
+    void set(int64_t i, const Coefficients<double>& wide) {
+      const Coefficients<N> k = in(wide, N{});
+      const N all[] = {k.mean, k.unit, k.gain, k.bias, k.scale, k.slope, k.level};
+      for (int a = 0; a < 7; ++a) arrays[a][i] = all[a];
     }
-    ColumnCoefficients at(int64_t i) const {
-      return ColumnCoefficients{mean.data(), scale.data(), bias.data(), slope.data(), level.data()}.at(i);
+    ColumnCoefficients<N> at(int64_t i) const {
+      return ColumnCoefficients<N>{arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], arrays[5], arrays[6]}.at(i);
     }
   };
+  template <class N> Columns<N> columns_of(const Block& b, Formula formula) const {
+    Columns<N> out{b.c1 - b.c0};
+    each_channel(b, [&](int64_t i, int64_t pg, int64_t c) { out.set(i, (statistics.*formula)(pg, c)); });
+    return out;
+  }
   template <class F> void each_channel(const Block& b, F f) const {  // f(column of the block, statistic, channel)
     for (int64_t c = b.c0; c < b.c1; ++c) f(c - b.c0, statistics.index(b.p, group_of(c)), channel_of(c));
   }
+  Block whole_population(int64_t p) const { return {p, 0, 0, 0, width}; }
 
-  void apply(const Block& b, const Columns& columns) const {
-    const bool streaming = stream(y) && b.c0 % Lanes::width == 0;
-    Reader<T> read_x, read_r;
-    Writer<T> write;
-    sweep(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
-      const float* in = read_x(x + at, n, K, width);
-      const float* added = residual ? read_r(residual + at, n, K, width) : nullptr;
-      rows_of<K>().forward(in, added, write(y + at), stride(n), n, columns.at(column - b.c0), streaming);
-      write.done(y + at, n, K, width);
+  void apply(const Block& b, const Columns<S>& columns) const {
+    const bool streaming = stream(y) && b.c0 % Applied<T>::V::width == 0;
+    sweep(b, kAll, [&]<int K>(int64_t at, int64_t column, int64_t n) {
+      rows_of<K>().forward(x + at, from(residual, at), y + at, width, n, columns.at(column - b.c0), streaming);
     });
   }
 
   void evaluate(ParallelFor parallel_for) const {
-    std::vector<Columns> columns;
-    for (int64_t p = 0; p < job.populations; ++p) columns.emplace_back(*this, Block{p, 0, 0, 0, width}, &Statistics::forward);
+    std::vector<Columns<S>> columns;
+    for (int64_t p = 0; p < job.populations; ++p) {
+      columns.push_back(columns_of<S>(whole_population(p), &Statistics::forward));
+    }
     row_blocks(parallel_for, [&](int64_t i, const Block&) {
       const int64_t p = i / tasks, t = tasks - 1 - i % tasks;
       apply(Block{p, t * height, std::min(rows, (t + 1) * height), 0, width}, columns[p]);
@@ -202,11 +211,11 @@ template <class T> struct Rows {
 
   // ---- backward
 
-  void add_gradients(const Block& b, const Columns& columns, ColumnSums& sums) const {
-    BackwardReader<T> read{dy, x, residual ? y : nullptr};
-    sweep(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
+  void add_gradients(const Block& b, const Columns<double>& columns, ColumnSums& sums) const {
+    BackwardReader<T> reader{read};
+    sweep(b, kChunk, [&]<int K>(int64_t at, int64_t column, int64_t n) {
       const int64_t c = column - b.c0;
-      rows_of<K>().sum(read(at, n, K, width), stride(n), n, columns.at(c), &sums.first[c], &sums.second[c]);
+      rows_of<K>().sum(reader(at, n, K, width), stride(n), n, columns.at(c), sums.first(c), sums.second(c));
     });
   }
 
@@ -214,55 +223,52 @@ template <class T> struct Rows {
   void keep(int64_t p, int64_t g0, int64_t g1, int64_t c0, const ColumnSums& sums) const {
     const int64_t base = p * job.all_channels(), begin = g0 * job.channels, end = g1 * job.channels;
     for (int64_t c = begin; c < end; ++c) job.sum_g[base + c] = job.sum_gx[base + c] = 0;
-    for (int64_t i = 0; i < int64_t(sums.first.size()); ++i) {
+    for (int64_t i = 0; i < sums.n; ++i) {
       const int64_t c = base + channel_of(c0 + i);
-      job.sum_g[c] += sums.first[i];
-      job.sum_gx[c] += sums.second[i];
+      job.sum_g[c] += sums[i].first;
+      job.sum_gx[c] += sums[i].second;
     }
     for (int64_t c = begin; c < end; ++c) {
       job.sum_gx[base + c] *= statistics.normaliser(statistics.index(p, group_of(c * per_channel)), c);
     }
   }
 
-  void settle(const Block& b, int64_t g0, int64_t g1, Columns& columns) const {
-    std::vector<Statistics::Through> through(g1 - g0);
-    for (int64_t g = g0; g < g1; ++g) through[g - g0] = statistics.through(b.p, g);
-    columns.slope.resize(b.c1 - b.c0);
-    columns.level.resize(b.c1 - b.c0);
+  // The columns of groups [g0, g1), once the sums of their gradients are known.
+  Columns<S> settled(const Block& b, int64_t g0, int64_t g1) const {
+    std::vector<Statistics::Through> through;
+    for (int64_t g = g0; g < g1; ++g) through.push_back(statistics.through(b.p, g));
+    Columns<S> out{b.c1 - b.c0};
     each_channel(b, [&](int64_t i, int64_t pg, int64_t c) {
-      Coefficients<double> k{};
-      statistics.settle(k, through[pg - statistics.index(b.p, g0)], pg, c);
-      columns.slope[i] = k.slope; columns.level[i] = k.level;
+      auto k = statistics.gradient(pg, c);
+      Statistics::settle(k, through[pg - statistics.index(b.p, g0)]);
+      out.set(i, k);
     });
+    return out;
   }
 
-  void apply_gradients(const Block& b, const Columns& columns) const {
-    const bool streaming = stream(dx) && b.c0 % Lanes::width == 0;
-    BackwardReader<T> read{dy, x, residual ? y : nullptr};
-    Writer<T> write_dx, write_dr;
-    sweep(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
-      float* also = dr ? write_dr(dr + at) : nullptr;
-      rows_of<K>().backward(read(at, n, K, width), write_dx(dx + at), also, stride(n), n, columns.at(column - b.c0),
-                            !job.stored, streaming);
-      write_dx.done(dx + at, n, K, width);
-      if (dr) write_dr.done(dr + at, n, K, width);
+  void apply_gradients(const Block& b, const Columns<S>& columns) const {
+    const bool streaming = stream(dx) && b.c0 % Applied<T>::V::width == 0;
+    sweep(b, kAll, [&]<int K>(int64_t at, int64_t column, int64_t n) {
+      rows_of<K>().backward(read.at(at), dx + at, from(dr, at), width, n, columns.at(column - b.c0), !job.stored,
+                            streaming);
     });
   }
 
   template <class F> void fused_sums(ParallelFor parallel_for, F then) const {
     fused_blocks(parallel_for, [&](const Block& b, int64_t g0, int64_t g1) {
-      Columns columns(*this, b, &Statistics::gradient);
       ColumnSums sums(b.c1 - b.c0);
-      add_gradients(b, columns, sums);
+      add_gradients(b, columns_of<double>(b, &Statistics::gradient), sums);
       keep(b.p, g0, g1, b.c0, sums);
-      then(b, g0, g1, columns);
+      then(b, g0, g1);
     });
   }
 
   void backward_sums(ParallelFor parallel_for) const {
-    if (fused(2)) return fused_sums(parallel_for, [](const Block&, int64_t, int64_t, Columns&) {});
-    std::vector<Columns> columns;
-    for (int64_t p = 0; p < job.populations; ++p) columns.emplace_back(*this, Block{p, 0, 0, 0, width}, &Statistics::gradient);
+    if (fused(2)) return fused_sums(parallel_for, [](const Block&, int64_t, int64_t) {});
+    std::vector<Columns<double>> columns;
+    for (int64_t p = 0; p < job.populations; ++p) {
+      columns.push_back(columns_of<double>(whole_population(p), &Statistics::gradient));
+    }
     const auto all = sums_by_rows(parallel_for, [&](const Block& b, ColumnSums& sums) {
       add_gradients(b, columns[b.p], sums);
     });
@@ -270,12 +276,8 @@ template <class T> struct Rows {
   }
 
   void backward_apply(ParallelFor parallel_for) const {
-    std::vector<Columns> columns;
-    for (int64_t p = 0; p < job.populations; ++p) {
-      const Block b{p, 0, 0, 0, width};
-      columns.emplace_back(*this, b, &Statistics::gradient);
-      settle(b, 0, job.groups, columns.back());
-    }
+    std::vector<Columns<S>> columns;
+    for (int64_t p = 0; p < job.populations; ++p) columns.push_back(settled(whole_population(p), 0, job.groups));
     row_blocks(parallel_for, [&](int64_t i, const Block&) {
       const int64_t p = i / tasks, t = tasks - 1 - i % tasks;
       apply_gradients(Block{p, t * height, std::min(rows, (t + 1) * height), 0, width}, columns[p]);
@@ -284,10 +286,7 @@ template <class T> struct Rows {
 
   void backward(ParallelFor parallel_for) const {
     if (fused(2)) {
-      fused_sums(parallel_for, [&](const Block& b, int64_t g0, int64_t g1, Columns& columns) {
-        settle(b, g0, g1, columns);
-        apply_gradients(b, columns);
-      });
+      fused_sums(parallel_for, [&](const Block& b, int64_t g0, int64_t g1) { apply_gradients(b, settled(b, g0, g1)); });
     } else {
       backward_sums(parallel_for);
       backward_apply(parallel_for);

@@ -22,6 +22,20 @@ template <class F> void run(ParallelFor parallel_for, int64_t tasks, F f) {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Numbers for every column, in several arrays that begin with a line of memory each, so that no vector of them spans two;
+// and not a page apart, because loads and stores whose addresses differ by a multiple of 4096 wait for one another.
+template <class N> class Arrays {
+  struct alignas(64) Line { N numbers[64 / sizeof(N)]; };
+  static constexpr int64_t kGap = 3;
+  int64_t lines;  // of an array
+  std::vector<Line> memory;
+
+ public:
+  Arrays(int64_t arrays, int64_t size) : lines(ceil_div(size * int64_t(sizeof(N)), 64) + kGap), memory(arrays * lines) {}
+  N* operator[](int64_t array) { return memory[array * lines].numbers; }
+  const N* operator[](int64_t array) const { return memory[array * lines].numbers; }
+};
+
 struct Statistics {
   const Job& job;
   // Roots and divisions are slow: 1 / sqrt(var + eps) is worked out once, by `set` or by `ready`.
@@ -45,13 +59,14 @@ struct Statistics {
   }
 
   Coefficients<double> forward(int64_t pg, int64_t c) const {
-    return {job.mean[pg], weight(c) * inverse_std(pg), bias(c), 0, 0};
+    const double scale = weight(c) * inverse_std(pg);
+    return {job.mean[pg], inverse_std(pg), scale, bias(c), scale, 0, 0};
   }
 
   // Before the backward's sums are known. An inverted job centres its output about the bias.
   Coefficients<double> gradient(int64_t pg, int64_t c) const {
     Coefficients<double> k = forward(pg, c);
-    if (job.inverted) k.mean = k.bias;
+    if (job.inverted) { k.mean = k.bias; k.unit = normaliser(pg, c); }
     return k;
   }
 
@@ -71,8 +86,8 @@ struct Statistics {
     }
     return {inverse_std(pg), job.centred ? sum_g / job.count : 0.0, sum_gx / job.count};
   }
-  void settle(Coefficients<double>& k, const Through& t, int64_t pg, int64_t c) const {
-    k.slope = -t.inverse_std * t.mean_gx * normaliser(pg, c);
+  static void settle(Coefficients<double>& k, const Through& t) {
+    k.slope = -t.inverse_std * t.mean_gx * k.unit;
     k.level = -t.inverse_std * t.mean_g;
   }
 
@@ -96,21 +111,36 @@ template <class T> double shift_of(const Job& job, T first) {
   return job.centred && std::isfinite(v) ? v : 0.0;
 }
 
-template <class T> void sum_values(const T* x, int64_t n, double shift, Pending& sums) {
-  Reader<T> read;
-  by_chunk<T>(n, kChunk, [&](int64_t i, int64_t size) { sum_floats(read(x + i, size), size, shift, sums); });
+// The floats of runs of n values, one after another: as many whole runs as fit a chunk, or a part of one.
+// f(first run, runs, first value of a run, values of each)
+template <class T, class F> void by_runs(int64_t runs, int64_t n, F f) {
+  const int64_t most = std::is_same_v<T, float> ? runs : kChunk / n;
+  if (most == 0) {
+    for (int64_t run = 0; run < runs; ++run) {
+      by_chunk<T>(n, kChunk, [&](int64_t i, int64_t size) { f(run, int64_t(1), i, size); });
+    }
+  } else {
+    for (int64_t run = 0; run < runs; run += most) f(run, std::min(most, runs - run), int64_t(0), n);
+  }
 }
 
-// What a backward reads, as floats.
+template <class T> void sum_values(const T* x, int64_t runs, int64_t n, const double* shifts, Pending* sums) {
+  Reader<T> read;
+  by_runs<T>(runs, n, [&](int64_t run, int64_t some, int64_t i, int64_t size) {
+    sum_runs(read(x + run * n + i, some * size), some, size, shifts + run, sums + run);
+  });
+}
+
+// What a backward's sums read, as floats.
 template <class T> struct BackwardReader {
-  const T *dy, *x, *y;  // y is null without a residual
+  Backward<T> m;  // y is null without a residual
   Reader<T> read_dy{}, read_x{}, read_y{};
-  Backward operator()(int64_t at, int64_t n) {
-    return {read_dy(dy + at, n), read_x(x + at, n), y ? read_y(y + at, n) : nullptr};
+  Backward<float> operator()(int64_t at, int64_t n) {
+    return {read_dy(m.dy + at, n), read_x(m.x + at, n), m.y ? read_y(m.y + at, n) : nullptr};
   }
-  Backward operator()(int64_t at, int64_t n, int64_t rows, int64_t stride) {
-    return {read_dy(dy + at, n, rows, stride), read_x(x + at, n, rows, stride),
-            y ? read_y(y + at, n, rows, stride) : nullptr};
+  Backward<float> operator()(int64_t at, int64_t n, int64_t rows, int64_t stride) {
+    return {read_dy(m.dy + at, n, rows, stride), read_x(m.x + at, n, rows, stride),
+            m.y ? read_y(m.y + at, n, rows, stride) : nullptr};
   }
 };
 

@@ -1,4 +1,7 @@
-"""How far two results may lie apart that were computed in double, in another order, and then rounded once."""
+"""How far two results may lie apart that were computed in double, in another order, and then rounded once.
+
+Half precision is summed in double, too, but applied in float: for it, a float's rounding comes on top.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from normkit.activations import ACTIVATIONS
 from problems import Problem
 
 DOUBLE = 1e-13  # what sums of a few thousand doubles lose at most, relative to their terms
+FLOAT = 4 * 2.0**-24  # what four roundings to float lose
 
 
 def neighbours(t: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,7 +47,7 @@ def assert_rounded_alike(found: Tensor, expected: Tensor, slack: Tensor, what: s
 
 
 def slack_of(p: Problem) -> dict[str, Tensor]:
-    """What the rounding of doubles alone may change in each result: first-order errors of every term of the formulas.
+    """What rounding on the way alone may change in each result: first-order errors of every term of the formulas.
 
     It is far below a result's own rounding, but where large terms cancel or where an activation has its kink.
     """
@@ -66,7 +70,8 @@ def slack_of(p: Problem) -> dict[str, Tensor]:
     relative = DOUBLE * (1 + size * inverse_std)  # a mean is as exact as its values are large
     e_xhat = relative * (1 + xhat.abs())
     z = xhat * weight + bias + residual
-    e_z = weight.abs() * e_xhat + DOUBLE * ((xhat * weight).abs() + bias.abs() + residual.abs())
+    applied = FLOAT if p.tensors["x"].dtype.itemsize == 2 else DOUBLE
+    e_z = weight.abs() * e_xhat + applied * ((xhat * weight).abs() + bias.abs() + residual.abs())
     dz, e_dz = _behind_activation(p, dy, z, e_z)
     g, e_g = dz * weight, e_dz * weight.abs()
     e_dx, terms = e_g, g.abs()
@@ -74,7 +79,7 @@ def slack_of(p: Problem) -> dict[str, Tensor]:
         e_dx = e_g + average(e_g) + xhat.abs() * average(e_g * xhat.abs() + g.abs() * e_xhat)
         e_dx = e_dx + e_xhat * average((g * xhat).abs())
         terms = terms + average(g.abs()) + xhat.abs() * average((g * xhat).abs())
-    e_dx = inverse_std * (e_dx + relative * terms)
+    e_dx = inverse_std * (e_dx + (relative + applied) * terms)
     if p.residual_is_x:  # two gradients, each rounded before they are added
         e_dx = e_dx + e_dz + torch.finfo(p.tensors["x"].dtype).eps * (inverse_std * terms + dz.abs())
     e_dweight = e_dz * xhat.abs() + dz.abs() * e_xhat + DOUBLE * (dz * xhat).abs()
