@@ -60,6 +60,7 @@ template <class T> struct Lines {
       sums[l - l0] = pending.total();
     }
     for (int64_t l = l0; l < l1; ++l) statistics.set(l, shift(l), sums[l - l0]);
+    statistics.ready(l0, l1);
   }
 
   void prepare(int64_t l0, int64_t l1, LineCoefficients* out) const {
@@ -116,8 +117,8 @@ template <class T> struct Lines {
       inner.sum_line(read(line * length + first, n), n, beyond(k, first), sums);
     });
     const Sums total = sums.total();
-    k.mean_g = job.centred ? total.first / job.count : 0;
-    k.mean_gx = total.second / job.count * k.inverse_std;
+    k.mean_g = job.centred ? total.first * statistics.inverse_count : 0;
+    k.mean_gx = total.second * statistics.inverse_count * k.inverse_std;
   }
 
   // Writes dx of a line's columns [c0, c1), and adds to the parameters' gradients, those of c0 first.

@@ -83,6 +83,7 @@ template <class T> struct Planes {
       sum_values(values, g1 - g0, run, shifts.data(), sums.data());
     }
     for (int64_t g = g0; g < g1; ++g) statistics.set(statistics.index(p, g), shifts[g - g0], sums[g - g0].total());
+    statistics.ready(statistics.index(p, g0), statistics.index(p, g1));
   }
 
   void moments_of_few(ParallelFor parallel_for) const {
@@ -102,6 +103,7 @@ template <class T> struct Planes {
         statistics.set(statistics.index(p, g), shift(p, g), all[statistics.index(p, g)]);
       }
     }
+    statistics.ready();
   }
 
   void forward(ParallelFor parallel_for) const {
@@ -111,27 +113,26 @@ template <class T> struct Planes {
     }
     blocks(parallel_for, 1, [&](int64_t p, int64_t g0, int64_t g1) {
       moments(p, g0, g1);
-      const auto k = applied(coefficients(p, g0, g1, &Statistics::forward));
+      const auto k = applied(coefficients(p, g0, g1));
       // Back to front: what was read last is still in cache.
       for (int64_t e = job.examples - 1; e >= 0; --e) apply(at(p, e, g0 * job.channels), int64_t(k.size()), s, k.data());
     });
   }
 
-  using Formula = Coefficients<double> (Statistics::*)(int64_t pg, int64_t c) const;
-  std::vector<Coefficients<double>> coefficients(int64_t p, int64_t g0, int64_t g1, Formula formula) const {
+  std::vector<Coefficients<double>> coefficients(int64_t p, int64_t g0, int64_t g1) const {
     std::vector<Coefficients<double>> k;
     for (int64_t g = g0; g < g1; ++g) {
       for (int64_t c = g * job.channels; c < (g + 1) * job.channels; ++c) {
-        k.push_back((statistics.*formula)(statistics.index(p, g), c));
+        k.push_back(statistics.coefficients(statistics.index(p, g), c));
       }
     }
     return k;
   }
 
-  std::vector<Coefficients<double>> coefficients(Formula formula) const {
+  std::vector<Coefficients<double>> coefficients() const {
     std::vector<Coefficients<double>> k;
     for (int64_t p = 0; p < job.populations; ++p) {
-      const auto some = coefficients(p, 0, job.groups, formula);
+      const auto some = coefficients(p, 0, job.groups);
       k.insert(k.end(), some.begin(), some.end());
     }
     return k;
@@ -150,7 +151,7 @@ template <class T> struct Planes {
   }
 
   void evaluate(ParallelFor parallel_for) const {
-    const auto k = applied(coefficients(&Statistics::forward));
+    const auto k = applied(coefficients());
     if (s >= kSegment || job.populations * job.examples * channels < kEnoughTasks) {
       return segments(parallel_for, [&](int64_t, int64_t p, int64_t e, int64_t c, int64_t first, int64_t size) {
         apply(at(p, e, c) + first, 1, size, &k[p * channels + c]);
@@ -212,14 +213,14 @@ template <class T> struct Planes {
   }
 
   void backward_sums(ParallelFor parallel_for) const {
-    if (few) return sum_gradients_of_few(parallel_for, coefficients(&Statistics::gradient));
+    if (few) return sum_gradients_of_few(parallel_for, coefficients());
     blocks(parallel_for, arrays, [&](int64_t p, int64_t g0, int64_t g1) {
-      sum_gradients(p, g0, g1, coefficients(p, g0, g1, &Statistics::gradient));
+      sum_gradients(p, g0, g1, coefficients(p, g0, g1));
     });
   }
 
   void backward_apply(ParallelFor parallel_for) const {
-    auto k = coefficients(&Statistics::gradient);
+    auto k = coefficients();
     for (int64_t p = 0; p < job.populations; ++p) settle(p, 0, job.groups, &k[p * channels]);
     const auto own = applied(k);
     segments(parallel_for, [&](int64_t, int64_t p, int64_t e, int64_t c, int64_t first, int64_t size) {
@@ -234,7 +235,7 @@ template <class T> struct Planes {
       return statistics.parameters();
     }
     blocks(parallel_for, arrays, [&](int64_t p, int64_t g0, int64_t g1) {
-      auto k = coefficients(p, g0, g1, &Statistics::gradient);
+      auto k = coefficients(p, g0, g1);
       sum_gradients(p, g0, g1, k);
       settle(p, g0, g1, k.data());
       const auto own = applied(k);

@@ -39,10 +39,17 @@ template <class T> struct Rows {
   }
   int64_t stride(int64_t n) const { return std::is_same_v<T, float> ? width : n; }  // of what a reader returns
   template <int K> const typename Inner<T>::Rows& rows_of() const { return K == 1 ? inner.row : inner.rows; }
-  bool plain = repeat == 1 && per_channel == 1;  // a column is a channel: divisions are slow
-  int64_t channel_of(int64_t column) const { return plain ? column : column % columns / per_channel; }
-  int64_t group_of(int64_t column) const {
-    return job.channels == 1 ? channel_of(column) : channel_of(column) / job.channels;
+  // f(i, group, channel) for n columns, of which the first begins a channel: counted, because divisions are slow.
+  template <class F> void each_column(int64_t first, int64_t n, F f) const {
+    int64_t c = first / per_channel, g = c / job.channels, next_group = (g + 1) * job.channels, left = per_channel;
+    for (int64_t i = 0; i < n; ++i) {
+      f(i, g, c);
+      if (--left) continue;
+      left = per_channel;
+      if (++c < next_group) continue;
+      if (c == job.all_channels()) c = g = next_group = 0; else ++g;  // of a narrow row's repetition
+      next_group += job.channels;
+    }
   }
   double shift(int64_t p, int64_t g) const {
     return shift_of(job, x[p * population + g * job.channels * per_channel]);
@@ -122,7 +129,7 @@ template <class T> struct Rows {
   void add_values(const Block& b, ColumnSums& sums) const {
     Arrays<double> memory(1, b.c1 - b.c0);
     double* about = memory[0];
-    for (int64_t c = b.c0; c < b.c1; ++c) about[c - b.c0] = shift(b.p, group_of(c));
+    each_column(b.c0, b.c1 - b.c0, [&](int64_t i, int64_t g, int64_t) { about[i] = shift(b.p, g); });
     Reader<T> reader;
     sweep(b, kChunk, [&]<int K>(int64_t at, int64_t column, int64_t n) {
       const int64_t c = column - b.c0;
@@ -133,11 +140,12 @@ template <class T> struct Rows {
   // The sums begin with column c0, the first of group g0.
   void set_moments(int64_t p, int64_t g0, int64_t g1, int64_t c0, const ColumnSums& sums) const {
     std::vector<Sums> all(g1 - g0);
-    for (int64_t i = 0; i < sums.n; ++i) {
-      Sums& to = all[group_of(c0 + i) - g0];
+    each_column(c0, sums.n, [&](int64_t i, int64_t g, int64_t) {
+      Sums& to = all[g - g0];
       to.first += sums[i].first; to.second += sums[i].second;
-    }
+    });
     for (int64_t g = g0; g < g1; ++g) statistics.set(statistics.index(p, g), shift(p, g), all[g - g0]);
+    statistics.ready(statistics.index(p, g0), statistics.index(p, g1));
   }
 
   template <class F> void fused_moments(ParallelFor parallel_for, F then) const {
@@ -161,14 +169,13 @@ template <class T> struct Rows {
 
   void forward(ParallelFor parallel_for) const {
     if (fused(1)) {
-      return fused_moments(parallel_for, [&](const Block& b) { apply(b, columns_of<S>(b, &Statistics::forward)); });
+      return fused_moments(parallel_for, [&](const Block& b) { apply(b, columns_of<S>(b)); });
     }
     moments_by_rows(parallel_for);
     evaluate(parallel_for);
   }
 
   // What the columns of a block are multiplied by and what is added, in the type that they are worked on in.
-  using Formula = Coefficients<double> (Statistics::*)(int64_t pg, int64_t c) const;
   template <class N> struct Columns {
     int64_t n;
     Arrays<N> arrays{7, n};
@@ -181,13 +188,12 @@ template <class T> struct Rows {
       return ColumnCoefficients<N>{arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], arrays[5], arrays[6]}.at(i);
     }
   };
-  template <class N> Columns<N> columns_of(const Block& b, Formula formula) const {
+  template <class N> Columns<N> columns_of(const Block& b) const {
     Columns<N> out{b.c1 - b.c0};
-    each_channel(b, [&](int64_t i, int64_t pg, int64_t c) { out.set(i, (statistics.*formula)(pg, c)); });
+    each_column(b.c0, out.n, [&](int64_t i, int64_t g, int64_t c) {
+      out.set(i, statistics.coefficients(statistics.index(b.p, g), c));
+    });
     return out;
-  }
-  template <class F> void each_channel(const Block& b, F f) const {  // f(column of the block, statistic, channel)
-    for (int64_t c = b.c0; c < b.c1; ++c) f(c - b.c0, statistics.index(b.p, group_of(c)), channel_of(c));
   }
   Block whole_population(int64_t p) const { return {p, 0, 0, 0, width}; }
 
@@ -201,7 +207,7 @@ template <class T> struct Rows {
   void evaluate(ParallelFor parallel_for) const {
     std::vector<Columns<S>> columns;
     for (int64_t p = 0; p < job.populations; ++p) {
-      columns.push_back(columns_of<S>(whole_population(p), &Statistics::forward));
+      columns.push_back(columns_of<S>(whole_population(p)));
     }
     row_blocks(parallel_for, [&](int64_t i, const Block&) {
       const int64_t p = i / tasks, t = tasks - 1 - i % tasks;
@@ -223,13 +229,14 @@ template <class T> struct Rows {
   void keep(int64_t p, int64_t g0, int64_t g1, int64_t c0, const ColumnSums& sums) const {
     const int64_t base = p * job.all_channels(), begin = g0 * job.channels, end = g1 * job.channels;
     for (int64_t c = begin; c < end; ++c) job.sum_g[base + c] = job.sum_gx[base + c] = 0;
-    for (int64_t i = 0; i < sums.n; ++i) {
-      const int64_t c = base + channel_of(c0 + i);
-      job.sum_g[c] += sums[i].first;
-      job.sum_gx[c] += sums[i].second;
-    }
-    for (int64_t c = begin; c < end; ++c) {
-      job.sum_gx[base + c] *= statistics.normaliser(statistics.index(p, group_of(c * per_channel)), c);
+    each_column(c0, sums.n, [&](int64_t i, int64_t, int64_t c) {
+      job.sum_g[base + c] += sums[i].first;
+      job.sum_gx[base + c] += sums[i].second;
+    });
+    for (int64_t g = g0, c = begin; g < g1; ++g) {
+      for (; c < (g + 1) * job.channels; ++c) {
+        job.sum_gx[base + c] *= statistics.normaliser(statistics.index(p, g), c);
+      }
     }
   }
 
@@ -238,9 +245,9 @@ template <class T> struct Rows {
     std::vector<Statistics::Through> through;
     for (int64_t g = g0; g < g1; ++g) through.push_back(statistics.through(b.p, g));
     Columns<S> out{b.c1 - b.c0};
-    each_channel(b, [&](int64_t i, int64_t pg, int64_t c) {
-      auto k = statistics.gradient(pg, c);
-      Statistics::settle(k, through[pg - statistics.index(b.p, g0)]);
+    each_column(b.c0, out.n, [&](int64_t i, int64_t g, int64_t c) {
+      auto k = statistics.coefficients(statistics.index(b.p, g), c);
+      Statistics::settle(k, through[g - g0]);
       out.set(i, k);
     });
     return out;
@@ -257,7 +264,7 @@ template <class T> struct Rows {
   template <class F> void fused_sums(ParallelFor parallel_for, F then) const {
     fused_blocks(parallel_for, [&](const Block& b, int64_t g0, int64_t g1) {
       ColumnSums sums(b.c1 - b.c0);
-      add_gradients(b, columns_of<double>(b, &Statistics::gradient), sums);
+      add_gradients(b, columns_of<double>(b), sums);
       keep(b.p, g0, g1, b.c0, sums);
       then(b, g0, g1);
     });
@@ -267,7 +274,7 @@ template <class T> struct Rows {
     if (fused(2)) return fused_sums(parallel_for, [](const Block&, int64_t, int64_t) {});
     std::vector<Columns<double>> columns;
     for (int64_t p = 0; p < job.populations; ++p) {
-      columns.push_back(columns_of<double>(whole_population(p), &Statistics::gradient));
+      columns.push_back(columns_of<double>(whole_population(p)));
     }
     const auto all = sums_by_rows(parallel_for, [&](const Block& b, ColumnSums& sums) {
       add_gradients(b, columns[b.p], sums);

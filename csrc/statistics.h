@@ -38,36 +38,34 @@ template <class N> class Arrays {
 
 struct Statistics {
   const Job& job;
-  // Roots and divisions are slow: 1 / sqrt(var + eps) is worked out once, by `set` or by `ready`.
+  // Divisions and roots are slow: they are done once, many at a time.
+  double inverse_count = 1.0 / job.count;
   mutable std::vector<double> inverse_stds = std::vector<double>(job.populations * job.groups);
 
   int64_t index(int64_t p, int64_t g) const { return p * job.groups + g; }
   double inverse_std(int64_t pg) const { return inverse_stds[pg]; }
-  void ready() const {  // the statistics are given
-    for (size_t i = 0; i < inverse_stds.size(); ++i) inverse_stds[i] = 1.0 / std::sqrt(job.var[i] + job.eps);
+  // The statistics [first, last) are known. Locals, so that the compiler sees vectors.
+  void ready(int64_t first, int64_t last) const {
+    const double *var = job.var, eps = job.eps;
+    double* out = inverse_stds.data();
+    for (int64_t i = first; i < last; ++i) out[i] = 1.0 / std::sqrt(var[i] + eps);
   }
+  void ready() const { ready(0, int64_t(inverse_stds.size())); }
   double weight(int64_t c) const { return job.weight ? job.weight[c] : 1.0; }
   double bias(int64_t c) const { return job.bias ? job.bias[c] : 0.0; }
 
-  // The sums are those of x - shift and of its square.
+  // The sums are those of x - shift and of its square. `ready` comes next.
   void set(int64_t pg, double shift, Sums s) const {
-    const double gap = s.first / job.count;
+    const double gap = s.first * inverse_count;
     job.mean[pg] = job.centred ? shift + gap : 0.0;
-    const double var = s.second / job.count - (job.centred ? gap * gap : 0.0);
+    const double var = s.second * inverse_count - (job.centred ? gap * gap : 0.0);
     job.var[pg] = var < 0 ? 0.0 : var;  // a NaN stays
-    inverse_stds[pg] = 1.0 / std::sqrt(job.var[pg] + job.eps);
   }
 
-  Coefficients<double> forward(int64_t pg, int64_t c) const {
-    const double scale = weight(c) * inverse_std(pg);
-    return {job.mean[pg], inverse_std(pg), scale, bias(c), scale, 0, 0};
-  }
-
-  // Before the backward's sums are known. An inverted job centres its output about the bias.
-  Coefficients<double> gradient(int64_t pg, int64_t c) const {
-    Coefficients<double> k = forward(pg, c);
-    if (job.inverted) { k.mean = k.bias; k.unit = normaliser(pg, c); }
-    return k;
+  // Without slope and level, which a backward has to settle. An inverted job centres its output about the bias.
+  Coefficients<double> coefficients(int64_t pg, int64_t c) const {
+    const double scale = weight(c) * inverse_std(pg), b = bias(c);
+    return {job.inverted ? b : job.mean[pg], normaliser(pg, c), scale, b, scale, 0, 0};
   }
 
   // The normalised value is the centred one times this.
@@ -84,7 +82,7 @@ struct Statistics {
       sum_g += weight(c) * job.sum_g[i];
       sum_gx += weight(c) * job.sum_gx[i];
     }
-    return {inverse_std(pg), job.centred ? sum_g / job.count : 0.0, sum_gx / job.count};
+    return {inverse_std(pg), job.centred ? sum_g * inverse_count : 0.0, sum_gx * inverse_count};
   }
   static void settle(Coefficients<double>& k, const Through& t) {
     k.slope = -t.inverse_std * t.mean_gx * k.unit;

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from normkit.kernels import native
+from normkit.kernels import core
 
 NAMES = ("baseline", "avx2", "avx512")
 
 
 def runnable() -> tuple[str, ...]:
     """Those up to the best one, which is in use unless a test says otherwise."""
-    return NAMES[: NAMES.index(native.instruction_set()) + 1]
+    return NAMES[: NAMES.index(core.instruction_set()) + 1]
 
 
 @contextmanager
 def using(name: str) -> Iterator[None]:
     import normkit._core as core
 
-    before = native.instruction_set()
+    before = core.instruction_set()
     core.use_instruction_set(name)
     try:
         yield

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from normkit.cli.app import main
-from normkit.kernels import native, select
+from normkit.kernels import core, select
 
 
 def run(capsys, *arguments):
@@ -31,7 +31,7 @@ def test_as_json(capsys):
 
 
 def test_why_not_native_is_said(capsys, monkeypatch):
-    monkeypatch.setattr(native, "WHY_NOT", "no compiler was there")
+    monkeypatch.setattr(core, "WHY_NOT", "no compiler was there")
     _, out, _ = run(capsys, "env")
     assert "reference" in out
     assert "no compiler was there" in out

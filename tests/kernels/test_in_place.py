@@ -6,9 +6,9 @@ from torch import nn
 
 import normkit as nk
 from case import randomise_
-from normkit.kernels import native
+from normkit.kernels import core
 
-pytestmark = pytest.mark.skipif(native.WHY_NOT is not None, reason="normkit was built without its C++ core")
+pytestmark = pytest.mark.skipif(core.WHY_NOT is not None, reason="normkit was built without its C++ core")
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import normkit as nk
 from case import randomise_
-from normkit.kernels import native, select
+from normkit.kernels import core, select
 from normkit.kernels.reference import Recipe
 
 _core = pytest.importorskip("normkit._core", reason="normkit was built without its C++ core")
 
 INSTRUCTION_SETS = ["baseline", "avx2", "avx512"]
-BEST = native.instruction_set()
+BEST = core.instruction_set()
 RUNNABLE = INSTRUCTION_SETS[: INSTRUCTION_SETS.index(BEST) + 1]
 
 ACTIVATIONS = [None, "relu", "leaky_relu"]
@@ -279,7 +279,7 @@ def test_operators_are_seen_by_who_watches_them():
 
 def test_a_core_that_is_not_there_is_said_so(monkeypatch):
     assert select.status() == {"backend": "native", "instruction set": BEST, "threads": "torch's"}
-    monkeypatch.setattr(native, "WHY_NOT", "normkit was built without its C++ core")
+    monkeypatch.setattr(core, "WHY_NOT", "normkit was built without its C++ core")
     assert select.status()["why"] == "normkit was built without its C++ core"
     layer = nk.BatchNorm2d(3)
     assert layer(torch.randn(4, 3, 6, 6)).isfinite().all()

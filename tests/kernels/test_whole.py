@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 
 import normkit as nk
 from case import randomise_
-from normkit.kernels import native, reference, select
+from normkit.kernels import core, reference, select
 from normkit.kernels.reference import Recipe
 
 pytest.importorskip("normkit._core", reason="normkit was built without its C++ core")
@@ -335,7 +335,7 @@ def test_where_the_loops_cannot_run_the_reference_does(why, stored, monkeypatch)
         where = 3 if "residual" in why else 0
         tensors[where] = strided(tensors[0].shape).requires_grad_()
     if why == "no core":
-        monkeypatch.setattr(native, "WHY_NOT", "there is none")
+        monkeypatch.setattr(core, "WHY_NOT", "there is none")
     x, weight, bias, residual = tensors
     m = nk.Moments(torch.randn(6), torch.rand(6) + 0.5, 0)
     with select.backend("reference" if why == "reference" else "auto"):

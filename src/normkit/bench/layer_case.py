@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normkit.bench.case import Effort, Result, over_ours
 from normkit.bench.spread import Spread, ratio
 from normkit.bench.timing import Step, interleave, prepare
-from normkit.kernels import native
+from normkit.kernels import core, native
 
 Mode = Literal["training", "forward", "evaluation"]  # forward and backward; the first of them; without a gradient
 Layout = Literal["contiguous", "channels_last"]
@@ -80,7 +80,7 @@ class LayerCase:
     def _limit_parts(self) -> list[str]:
         """A forward is a copy, of two ways the better one; a backward reads two tensors and writes one."""
         whole_lines = math.prod(self.shape) * self.dtype.itemsize % 64 == 0
-        streamed = [STREAMED] if native.WHY_NOT is None and whole_lines else []
+        streamed = [STREAMED] if core.WHY_NOT is None and whole_lines else []
         return [COPY, *streamed, *([TRIAD] if self.mode == "training" else [])]
 
     def _limit_step(self, part: str) -> Step:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from functools import reduce as fold
 from math import prod
 from typing import NamedTuple
@@ -68,16 +67,6 @@ def normalize_batch(x: Tensor, terms: Terms) -> tuple[Tensor, Moments]:
         x, recipe, weight=terms.weight, bias=terms.bias, residual=terms.residual, mask=terms.mask, inplace=terms.inplace
     )
     return y, _finite_if_asked(batch, terms)
-
-
-@lru_cache(maxsize=1024)
-def recipe_of_step(
-    shape: Sequence[int], features: tuple[int, ...], ranks: Sequence[int], eps: float, activation: str | None
-) -> Recipe | None:
-    """Return the recipe for a batch of this shape, or None if there is something wrong with it."""
-    if len(shape) not in ranks or tuple(shape[1:2]) != features or prod(shape) <= prod(features):
-        return None
-    return Recipe((0, *range(2, len(shape))), eps, activation, True, (1, *features, *(1,) * (len(shape) - 2)))
 
 
 def normalize_and_store_(x: Tensor, terms: Terms, stored: Moments, momentum: float | Tensor | None) -> Tensor:

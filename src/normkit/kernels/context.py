@@ -16,6 +16,11 @@ def is_recomputing() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
+def is_ordinary() -> bool:
+    """Whether a call that is not being compiled is what it seems: nobody traces, watches or repeats it."""
+    return torch._C._get_tracing_state() is None and torch._C._current_graph_task_id() == -1 and not is_watched()
+
+
 def is_transformed(t: Tensor) -> bool:
     """Whether a tensor lives inside a torch.func transform, and must not be kept beyond it."""
     return torch._C._functorch.is_functorch_wrapped_tensor(t)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from normkit.errors import ArgumentError, BackendError
-from normkit.kernels import native, reference
-from normkit.kernels.context import is_exporting, is_transformed_or_dual
+from normkit.kernels import core, native, plans, reference
+from normkit.kernels.context import is_exporting, is_ordinary, is_transformed_or_dual
+from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
 
@@ -35,10 +36,10 @@ def backend(name: Backend) -> Iterator[None]:
 
 def status() -> dict[str, str]:
     """Return which kernels are in use, and why not the C++ loops if they are not."""
-    if native.WHY_NOT is not None:
-        return {"backend": "reference", "why": native.WHY_NOT}
-    threads = "torch's" if native.HAS_THREADS else "one: this build of torch does not lend its own"
-    return {"backend": "native", "instruction set": native.instruction_set(), "threads": threads}
+    if core.WHY_NOT is not None:
+        return {"backend": "reference", "why": core.WHY_NOT}
+    threads = "torch's" if core.HAS_THREADS else "one: this build of torch does not lend its own"
+    return {"backend": "native", "instruction set": core.instruction_set(), "threads": threads}
 
 
 def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None) -> Moments:
@@ -124,6 +125,72 @@ def normalize_and_update_(
     return y
 
 
+def batch_norm_step_(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    ranks: Sequence[int],
+    eps: float,
+    momentum: float,
+    activation: str | None,
+) -> Tensor | None:
+    """A layer's step of training, if it is an ordinary one: of a small batch, questions take most of the time.
+
+    As `normalize_and_update_`; None leaves the call, and what may be wrong with it, to the long way. The caller knows
+    that nothing is being compiled.
+    """
+    plan = _plan_of_layer(x, weight, bias, mean, var, ranks, eps, activation)
+    if plan is None or plan.values == 1 or mean.is_inference():
+        return None
+    update = (mean.data_ptr(), var.data_ptr(), count.data_ptr(), False, momentum)
+    y = native.apply(x, weight, bias, None, plan, update, None)
+    torch._C._increment_version((mean, var, count))
+    return cast(Tensor, y)
+
+
+def batch_norm_evaluated(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    ranks: Sequence[int],
+    eps: float,
+    activation: str | None,
+) -> Tensor | None:
+    """The same for evaluation without a gradient."""
+    plan = None if torch.is_grad_enabled() else _plan_of_layer(x, weight, bias, mean, var, ranks, eps, activation)
+    return None if plan is None else native.evaluate(x, weight, bias, None, mean, var, plan)
+
+
+def _plan_of_layer(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    ranks: Sequence[int],
+    eps: float,
+    activation: str | None,
+) -> Plan | None:
+    """The plan of a batch norm whose tensors are all as a new layer has them."""
+    features, plain = mean.shape, torch.float32
+    if (
+        _requested == "reference"
+        or core.WHY_NOT is not None
+        or not (type(x) is type(mean) is type(var) is Tensor and x.is_cpu and mean.is_cpu)
+        or not (mean.dtype is var.dtype is plain and mean.is_contiguous() and var.is_contiguous())
+        or not (weight is None or (weight.dtype is plain and weight.shape == features))
+        or not (bias is None or (bias.dtype is plain and bias.shape == features))
+        or not is_ordinary()
+    ):
+        return None
+    return plans.of_batch(x.dtype, x.shape, x.stride(), features, ranks, eps, activation)
+
+
 class GradientHalves(NamedTuple):
     """The backward of `normalize` in two: what is summed, and how the sums, once shared, spread over x."""
 
@@ -158,7 +225,7 @@ class GradientHalves(NamedTuple):
         dx = back.dx((of_g, of_g_xhat), count, self.mask, self.recipe.centred).to(self.x.dtype)
         return dx, back.dz.to(dy.dtype) if wants_dresidual else None
 
-    def _planned(self) -> native.Plan | None:
+    def _planned(self) -> Plan | None:
         return plan_for(self.x, self.recipe, self.weight, self.bias, self.residual, self.mask)
 
     def _reference(self, dy: Tensor) -> reference.Backward:
@@ -176,11 +243,11 @@ def plan_for(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     mask: Tensor | None = None,
-) -> native.Plan | None:
+) -> Plan | None:
     """Return how the C++ loops are to go over x, or None to leave them out."""
     if _requested == "reference":
         return None
-    found = native.plan(x, recipe, weight, bias, residual, mask)
+    found = plans.plan(x, recipe, weight, bias, residual, mask)
     if not isinstance(found, str):
         return found
     if _requested == "native" and not stays_whole(x, recipe, weight, bias, residual, mask):
@@ -213,7 +280,7 @@ def stays_whole(
         wanted
         and mask is None
         and not is_transformed_or_dual()
-        and native.takes(x, recipe.activation, weight, bias, residual)
+        and plans.takes(x, recipe.activation, weight, bias, residual)
     )
 
 

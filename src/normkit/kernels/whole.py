@@ -17,7 +17,8 @@ from torch import Tensor
 
 from normkit.activations import ACTIVATIONS
 from normkit.errors import ShapeError
-from normkit.kernels import native, reference, select
+from normkit.kernels import native, plans, reference, select
+from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
 
@@ -123,10 +124,10 @@ def _planned(
     other: Tensor | None,
     recipe: Recipe,
     statistics: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, native.Plan | None]:
+) -> tuple[Tensor, Tensor | None, Plan | None]:
     """Return x and a tensor beside it in memory that the loops can go over, and how they are to; None: they cannot."""
     beside = _beside(x, other)
-    if isinstance(native.plan(x, recipe, weight, bias, beside), str):
+    if isinstance(plans.plan(x, recipe, weight, bias, beside), str):
         x = x.contiguous()
         beside = _beside(x, other)
     plan = select.plan_for(x, recipe, weight, bias, beside)

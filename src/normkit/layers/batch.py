@@ -19,6 +19,8 @@ from normkit.layers._affine import Affine, check_affine, keep_parts_, reset_part
 from normkit.layers._norm import NormLayer, name
 from normkit.moments import Moments
 
+_ELSEWHERE: Any = object()  # where a parameter is that a layer has not: parametrized, or somebody else's by now
+
 
 class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
     """What the batch norms share: torch's arguments, parameters and buffers, with our arithmetic.
@@ -79,7 +81,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Normalise, with the batch's statistics in training and the stored ones in evaluation."""
         if self._is_ordinary and residual is None and mask is None and not torch.compiler.is_compiling():
-            y = self._step(input)
+            y = self._run_ordinary(input)
             if y is not None:
                 return y
         return self._run(input, residual=residual, mask=mask)
@@ -89,20 +91,27 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         changed = ("_compute", "_run", "_normalize_batch", "_update_", "_tensors", "_features", "_ranks_of")
         cls._is_ordinary = all(getattr(cls, method) is getattr(BatchNorm, method) for method in changed)
 
-    def _step(self, input: Tensor) -> Tensor | None:
-        """The ordinary step of training, if this is one: for a small batch, Python is what takes the time."""
-        if not (self.training and self.track_running_stats) or self.nonfinite != "propagate" or self.momentum is None:
+    def _run_ordinary(self, input: Tensor) -> Tensor | None:
+        """The call, if there is nothing unusual about it: of a small batch, Python is what takes the time."""
+        own, kept = self._parameters, self._buffers
+        weight, bias = own.get("weight", _ELSEWHERE), own.get("bias", _ELSEWHERE)
+        mean, var, count = kept.get("running_mean"), kept.get("running_var"), kept.get("num_batches_tracked")
+        if weight is _ELSEWHERE or bias is _ELSEWHERE or mean is None or var is None:
             return None
-        weight, bias, stored = self._tensors()
-        if stored is None or type(input) is not Tensor or is_recomputing():
+        if not self.training:
+            return select.batch_norm_evaluated(input, weight, bias, mean, var, self._ranks, self.eps, self.activation)
+        momentum = self.momentum
+        if (
+            not self.track_running_stats
+            or self.nonfinite != "propagate"
+            or self.inplace
+            or count is None
+            or type(momentum) is not float
+        ):
             return None
-        shape = (self.num_features,)
-        if (weight is not None and weight.shape != shape) or (bias is not None and bias.shape != shape):
-            return None
-        recipe = parts.recipe_of_step(input.shape, shape, self._ranks, self.eps, self.activation)
-        if recipe is None or not input.is_floating_point():
-            return None  # and hear why on the long way
-        return select.normalize_and_update_(input, recipe, stored, self.momentum, weight, bias, inplace=self.inplace)
+        return select.batch_norm_step_(
+            input, weight, bias, mean, var, count, self._ranks, self.eps, momentum, self.activation
+        )
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
         weight, bias, stored = self._tensors()

@@ -1,0 +1,36 @@
+"""The C++ core: whether it is there, and whose threads it runs on."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+loops: Any
+WHY_NOT: str | None
+try:
+    loops, WHY_NOT = importlib.import_module("normkit._core"), None
+except ImportError as error:  # installed without a compiler
+    loops, WHY_NOT = None, f"normkit was built without its C++ core ({error})"
+
+
+def _take_torchs_threads() -> bool:
+    """Give the core the address of torch's own parallel loop: its threads, and its set_num_threads, are then ours."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        address = ctypes.cast(ctypes.CDLL(str(library)).torch_parallel_for, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return False  # another build of torch: one thread
+    loops.use_threads(address)
+    return True
+
+
+HAS_THREADS = loops is not None and _take_torchs_threads()
+
+
+def instruction_set() -> str:
+    """Return the instruction set of the loops in use: avx512, avx2 or baseline."""
+    return str(loops.instruction_set())

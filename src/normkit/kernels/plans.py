@@ -1,0 +1,199 @@
+"""What the C++ loops can take, and how they are to see it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normkit.kernels import core
+from normkit.kernels.context import is_exporting, is_watched
+from normkit.kernels.reference import Recipe
+from normkit.moments import Moments
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2}
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+class Layout(NamedTuple):
+    """How memory is seen: see Job in csrc/job.h."""
+
+    channels_last: int
+    populations: int  # of examples that share statistics
+    examples: int  # of one population
+    groups: int  # of channels that share statistics
+    channels: int  # of one group
+    positions: int
+    reordered: bool = False  # weight and bias must follow the input's channels to the end
+
+
+def layout_of(x: Tensor, recipe: Recipe, parameter: Sequence[int]) -> Layout | None:
+    """Return how the loops are to see x, with parameters that broadcast from this shape, or None if they cannot."""
+    over, shape, rank = recipe.over, x.shape, x.dim()
+    contiguous = x.is_contiguous()
+    if over[0] == 0:
+        if rank > 1 and over == (0, *range(2, rank)):
+            channels = shape[1]
+            positions = x.numel() // max(1, shape[0] * channels)
+            if contiguous:
+                return Layout(0, 1, shape[0], channels, 1, positions)
+            return Layout(1, 1, shape[0], channels, 1, positions) if _is_channels_last(x) else None
+        if rank > 1:
+            return Layout(0, 1, shape[0], prod(shape[1:]), 1, 1) if over == (0,) and contiguous else None
+    first = over[0]  # of a vector, 0: one example, and all of it
+    if over != tuple(range(first, rank)):
+        return None
+    size = prod(shape[first:])
+    if len(parameter) < rank:  # the shape of what is normalised, or nothing at all
+        if parameter and tuple(parameter) != tuple(shape[first:]):
+            return None
+        split = (1, size, 1) if parameter else (1, 1, size)
+        if contiguous:
+            return Layout(0, prod(shape[:first]), 1, *split)
+        return Layout(0, shape[0], 1, *split, bool(parameter)) if first == 1 and _is_channels_last(x) else None
+    own = max((d for d in range(rank) if parameter[d] > 1), default=first - 1)  # the last dimension with parameters
+    if parameter[0] != 1 or tuple(parameter[1 : own + 1]) != tuple(shape[1 : own + 1]) or own < first - 1:
+        return None
+    groups, channels, positions = prod(shape[1:first]), prod(shape[first : own + 1]), prod(shape[own + 1 :])
+    if contiguous:
+        return Layout(0, shape[0], 1, groups, channels, positions)
+    if x.permute(0, *range(own + 1, rank), *range(1, own + 1)).is_contiguous():
+        return Layout(1, shape[0], 1, groups, channels, positions)
+    return None
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    form = _CHANNELS_LAST.get(x.dim())
+    return form is not None and x.is_contiguous(memory_format=form)
+
+
+def plan(
+    x: Tensor,
+    recipe: Recipe,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Plan | str:
+    """Return how the loops would go over x, or why they cannot."""
+    if core.WHY_NOT is not None:
+        return core.WHY_NOT
+    if not x.is_cpu:
+        return f"the loops run on CPUs; this is {x.device.type}"
+    if mask is not None:
+        return "the loops count every value"
+    if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+        return f"the loops read plain tensors; this is a {type(x).__name__}"
+    stride = x.stride()
+    if residual is not None and (residual.dtype is not x.dtype or residual.stride() != stride):
+        return "the residual has another type or layout than the input"
+    if torch.compiler.is_compiling() or is_exporting() or is_watched():
+        return "somebody watches the operators: a compiler, a transform or a dispatch mode"
+    own: Sequence[int] = ()
+    for t in (weight, bias):
+        if t is not None:
+            own = recipe.parameters or t.shape
+            if t.dtype is torch.float64 or not t.is_cpu:
+                return f"the loops take weight and bias on this CPU and no wider than float32; got {t.dtype}"
+    return _plan(x.dtype, x.shape, stride, recipe, own)
+
+
+def takes(
+    x: Tensor, activation: str | None, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
+) -> bool:
+    """Whether the loops have what a call needs, by the types of its tensors alone: all that a compiler knows."""
+    return (
+        core.WHY_NOT is None
+        and x.device.type == "cpu"
+        and x.dtype in _TYPES
+        and activation in _ACTIVATIONS
+        and (residual is None or residual.dtype is x.dtype)
+        and all(t is None or t.dtype is not torch.float64 for t in (weight, bias))
+    )
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], recipe: Recipe, own: Sequence[int]
+) -> Plan | str:
+    """The part of a plan that depends on sizes alone, and comes back in every step of a training."""
+    if 0 in shape:
+        return "the loops need a value to begin with"
+    if dtype not in _TYPES:
+        return f"the loops have no {dtype}"
+    if recipe.activation not in _ACTIVATIONS:
+        return f"the loops have no {recipe.activation}"
+    layout = layout_of(torch.empty_strided(shape, stride, device="meta"), recipe, own)
+    if layout is None:
+        return "the loops take contiguous or channels_last memory"
+    kind, activation = _TYPES[dtype], _ACTIVATIONS[recipe.activation]
+    header = struct.pack("=9qd", kind, activation, layout[0], recipe.centred, *layout[1:6], recipe.eps)
+    return Plan(
+        recipe,
+        layout,
+        header,
+        layout.populations * layout.groups,
+        layout.examples * layout.channels * layout.positions,
+        tuple(n for d, n in enumerate(shape) if d not in recipe.over),
+    )
+
+
+@lru_cache(maxsize=1024)
+def of_batch(
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    features: tuple[int, ...],
+    ranks: Sequence[int],
+    eps: float,
+    activation: str | None,
+) -> Plan | None:
+    """The plan for a batch of this shape and as many channels, or None if there is anything wrong with it."""
+    rank = len(shape)
+    if rank not in ranks or tuple(shape[1:2]) != tuple(features):
+        return None
+    recipe = Recipe((0, *range(2, rank)), eps, activation, True, (1, *features, *(1,) * (rank - 2)))
+    found = _plan(dtype, shape, stride, recipe, recipe.parameters or ())
+    return found if isinstance(found, Plan) else None
+
+
+class Plan(NamedTuple):
+    """A call, but for its tensors."""
+
+    recipe: Recipe
+    layout: Layout
+    header: bytes  # all that is not a tensor, as the core reads it
+    statistics: int  # means, and as many variances
+    values: int  # behind each of them
+    shape: tuple[int, ...]  # of the statistics
+
+    def arguments(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, both: Tensor) -> Any:
+        """What every function of the core begins with; weight and bias are plain, variances come after the means."""
+        w = 0 if weight is None else weight.data_ptr()
+        b = 0 if bias is None else bias.data_ptr()
+        return self.header, x.data_ptr(), w, b, both.data_ptr()
+
+    def plain(self, t: Tensor | None) -> Tensor | None:
+        """A parameter as the core reads it: float32, in the order of the input's memory."""
+        if t is None:
+            return None
+        if self.layout.reordered:
+            t = t.detach().movedim(0, -1)
+        return t if t.dtype is torch.float32 and t.is_contiguous() else t.detach().float().contiguous()
+
+    def as_parameter(self, gradient: Tensor, t: Tensor) -> Tensor:
+        """A gradient, as the core wrote it, in its parameter's type and shape."""
+        if self.layout.reordered:
+            gradient = gradient.movedim(-1, 0).contiguous()
+        return gradient.to(t.dtype)
+
+    def moments(self, both: Tensor) -> Moments:
+        """Means and variances in the shape that the input has without the dimensions they are over."""
+        mean, var = both.view(2, *self.shape)
+        return Moments(mean, var, self.values)
