@@ -60,6 +60,10 @@ template <class V, class S> Coefficients<V> spread(const Coefficients<S>& k) {
   return {V::all(k.mean), V::all(k.unit), V::all(k.gain), V::all(k.bias), V::all(k.scale), V::all(k.slope),
           V::all(k.level)};
 }
+template <class V> Coefficients<V> join(Part part, const Coefficients<V>& a, const Coefficients<V>& b) {
+  return {join(part, a.mean, b.mean), join(part, a.unit, b.unit), join(part, a.gain, b.gain), join(part, a.bias, b.bias),
+          join(part, a.scale, b.scale), join(part, a.slope, b.slope), join(part, a.level, b.level)};
+}
 template <class V, class S, class How> Coefficients<V> load(const ColumnCoefficients<S>& k, int64_t i, How how) {
   return {V::load(k.mean + i, how), V::load(k.unit + i, how), V::load(k.gain + i, how), V::load(k.bias + i, how),
           V::load(k.scale + i, how), V::load(k.slope + i, how), V::load(k.level + i, how)};
@@ -177,34 +181,45 @@ template <class T, Activation A, bool R, bool I> struct Apply {
   using S = typename V::Scalar;
   using F = Formula<V, A, R, I>;
 
-  // Runs of n values, one after another, with coefficients of their own.
-  NK_FLAT static void forward_runs(const T* x, const T* r, T* y, int64_t runs, int64_t n, const Coefficients<S>* k,
-                           bool stream) {
-    for (int64_t run = 0; run < runs; ++run, x += n, y += n) {
-      const auto c = spread<V>(k[run]);
-      const auto one = [&](int64_t i, auto how, bool aligned) {
-        ask_ahead(x + i);
-        put(F::forward(x + i, r + (R ? i : 0), c, how), y + i, how, aligned);
-      };
-      if (stream) across_aligned<V>(y, n, one);
-      else across<V>(n, [&](int64_t i, auto how) { one(i, how, false); });
-      if (R) r += n;
+  // Runs of n values, one after another, with coefficients of their own: body(first, how, stream, coefficients). A vector
+  // that begins in one run ends in the next, so that `out` is written in whole vectors; a run is no shorter than one.
+  template <class Body>
+  static void across_runs(const T* out, int64_t runs, int64_t n, const Coefficients<S>* k, bool stream, Body body) {
+    constexpr int64_t w = V::width;
+    auto here = spread<V>(k[0]);
+    int64_t i = stream ? std::min(n, unaligned<V>(out)) : 0, end = n;
+    if (i > 0) body(int64_t(0), Part{int(i)}, false, here);
+    for (int64_t run = 1;; ++run, end += n) {
+      for (; i + w <= end; i += w) body(i, Whole{}, stream, here);
+      const Part rest{int(end - i)};
+      if (run == runs) {
+        if (rest.lanes) body(i, rest, false, here);
+        return;
+      }
+      const auto next = spread<V>(k[run]);
+      if (rest.lanes) {
+        body(i, Whole{}, stream, join(rest, here, next));
+        i += w;
+      }
+      here = next;
     }
   }
 
+  NK_FLAT static void forward_runs(const T* x, const T* r, T* y, int64_t runs, int64_t n, const Coefficients<S>* k,
+                                   bool stream) {
+    across_runs(y, runs, n, k, stream, [&](int64_t i, auto how, bool streamed, const Coefficients<V>& c) {
+      ask_ahead(x + i);
+      put(F::forward(x + i, r + (R ? i : 0), c, how), y + i, how, streamed);
+    });
+  }
+
   NK_FLAT static void backward_runs(Backward<T> m, T* to, T* dr, int64_t runs, int64_t n, const Coefficients<S>* k,
-                            bool through, bool stream) {
-    for (int64_t run = 0; run < runs; ++run, m = m.at(n), to += n) {
-      const auto c = spread<V>(k[run]);
-      const auto one = [&](int64_t i, auto how, bool aligned) {
-        const auto e = F::gradient(m.at(i), c, how);
-        put(F::dx(e, c, through), to + i, how, aligned);
-        if (R && dr) e.g.store(dr + i, how);
-      };
-      if (stream) across_aligned<V>(to, n, one);
-      else across<V>(n, [&](int64_t i, auto how) { one(i, how, false); });
-      dr = from(dr, n);
-    }
+                                    bool through, bool stream) {
+    across_runs(to, runs, n, k, stream, [&](int64_t i, auto how, bool streamed, const Coefficients<V>& c) {
+      const auto e = F::gradient(m.at(i), c, how);
+      put(F::dx(e, c, through), to + i, how, streamed);
+      if (R && dr) e.g.store(dr + i, how);
+    });
   }
 
   // K rows of n columns, a strip of columns at a time: what is written goes nearly in memory's order, so that whole lines
@@ -218,7 +233,7 @@ template <class T, Activation A, bool R, bool I> struct Apply {
 
   template <int K>
   NK_FLAT static void forward_rows(const T* x, const T* r, T* y, int64_t stride, int64_t n, ColumnCoefficients<S> k,
-                           bool stream) {
+                                   bool stream) {
     by_strip<K>(stride, n, [&](int64_t at, int64_t column, int64_t size) {
       const T *in = x + at, *added = r + (R ? at : 0);
       T* out = y + at;
@@ -232,7 +247,7 @@ template <class T, Activation A, bool R, bool I> struct Apply {
 
   template <int K>
   NK_FLAT static void backward_rows(Backward<T> m, T* to, T* dr, int64_t stride, int64_t n, ColumnCoefficients<S> k,
-                            bool through, bool stream) {
+                                    bool through, bool stream) {
     by_strip<K>(stride, n, [&](int64_t at, int64_t column, int64_t size) {
       const Backward<T> in = m.at(at);
       T *out = to + at, *also = from(dr, at);

@@ -97,6 +97,7 @@ template <class T> struct HalfLanes {
   friend HalfLanes fma(HalfLanes a, HalfLanes b, HalfLanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
   friend Mask not_positive(HalfLanes a) { return _mm512_cmp_ps_mask(a.v, _mm512_setzero_ps(), _CMP_LE_OQ); }
   friend HalfLanes where(Mask m, HalfLanes a, HalfLanes b) { return {_mm512_mask_blend_ps(m, b.v, a.v)}; }
+  friend HalfLanes join(Part part, HalfLanes a, HalfLanes b) { return where(first(part), a, b); }
   friend HalfLanes positive_part(HalfLanes a) { return {_mm512_max_ps(_mm512_setzero_ps(), a.v)}; }
 };
 
@@ -153,6 +154,7 @@ template <class T> struct HalfLanes {
   friend HalfLanes fma(HalfLanes a, HalfLanes b, HalfLanes c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
   friend Mask not_positive(HalfLanes a) { return _mm256_cmp_ps(a.v, _mm256_setzero_ps(), _CMP_LE_OQ); }
   friend HalfLanes where(Mask m, HalfLanes a, HalfLanes b) { return {_mm256_blendv_ps(b.v, a.v, m)}; }
+  friend HalfLanes join(Part part, HalfLanes a, HalfLanes b) { return where(_mm256_castsi256_ps(first(part)), a, b); }
   friend HalfLanes positive_part(HalfLanes a) { return {_mm256_max_ps(_mm256_setzero_ps(), a.v)}; }
 };
 
@@ -179,6 +181,7 @@ template <class T> struct HalfLanes {
   friend HalfLanes fma(HalfLanes a, HalfLanes b, HalfLanes c) { return {a.v * b.v + c.v}; }
   friend Mask not_positive(HalfLanes a) { return a.v <= 0; }
   friend HalfLanes where(Mask m, HalfLanes a, HalfLanes b) { return m ? a : b; }
+  friend HalfLanes join(Part, HalfLanes a, HalfLanes) { return a; }
   friend HalfLanes positive_part(HalfLanes a) { return {a.v <= 0 ? 0.0f : a.v}; }
 };
 

@@ -49,6 +49,7 @@ struct One {
 #endif
   friend Mask not_positive(One a) { return a.v <= 0; }  // a NaN is not "not positive"
   friend One where(Mask m, One a, One b) { return m ? a : b; }
+  friend One join(Part, One a, One) { return a; }
   friend One positive_part(One a) { return {a.v <= 0 ? 0.0 : a.v}; }  // of a NaN, itself
 };
 
@@ -90,6 +91,7 @@ struct Lanes {
   friend Lanes fma(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
   friend Mask not_positive(Lanes a) { return _mm512_cmp_pd_mask(a.v, _mm512_setzero_pd(), _CMP_LE_OQ); }
   friend Lanes where(Mask m, Lanes a, Lanes b) { return {_mm512_mask_blend_pd(m, b.v, a.v)}; }
+  friend Lanes join(Part part, Lanes a, Lanes b) { return where(first(part), a, b); }  // the first lanes of a, then b's
   friend Lanes positive_part(Lanes a) { return {_mm512_max_pd(_mm512_setzero_pd(), a.v)}; }
 };
 
@@ -134,6 +136,7 @@ struct Lanes {
   friend Lanes fma(Lanes a, Lanes b, Lanes c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
   friend Mask not_positive(Lanes a) { return _mm256_cmp_pd(a.v, _mm256_setzero_pd(), _CMP_LE_OQ); }
   friend Lanes where(Mask m, Lanes a, Lanes b) { return {_mm256_blendv_pd(b.v, a.v, m)}; }
+  friend Lanes join(Part part, Lanes a, Lanes b) { return where(_mm256_castsi256_pd(wide(part)), a, b); }
   friend Lanes positive_part(Lanes a) { return {_mm256_max_pd(_mm256_setzero_pd(), a.v)}; }
 };
 
@@ -168,14 +171,10 @@ template <class V, class F> void across(int64_t n, F f) {
   if (V::width > 1 && i < n) f(i, Part{int(n - i)});
 }
 
-// The same from the first aligned place on, where stores may go past the cache: f(first, how, aligned).
-template <class V, class T, class F> void across_aligned(const T* out, int64_t n, F f) {
+// How many values there are before memory is aligned for stores that go past the cache.
+template <class V, class T> int64_t unaligned(const T* p) {
   constexpr int64_t line = V::width * int64_t(sizeof(T));
-  const int64_t ahead = (line - int64_t(reinterpret_cast<uintptr_t>(out) % line)) % line / int64_t(sizeof(T));
-  int64_t i = std::min(n, ahead);
-  if (V::width > 1 && i > 0) f(int64_t(0), Part{int(i)}, false);
-  for (; i + V::width <= n; i += V::width) f(i, Whole{}, true);
-  if (V::width > 1 && i < n) f(i, Part{int(n - i)}, false);
+  return (line - int64_t(reinterpret_cast<uintptr_t>(p) % line)) % line / int64_t(sizeof(T));
 }
 template <class V, class T> void put(V v, T* p, Whole, bool stream) { if (stream) v.stream(p); else v.store(p); }
 template <class V, class T> void put(V v, T* p, Part part, bool) { v.store(p, part); }

@@ -8,7 +8,7 @@ namespace NK_NAMESPACE {
 
 template <class T> struct Planes {
   using S = typename Applied<T>::V::Scalar;
-  static constexpr int64_t kLongRun = 4096;       // bytes: shorter runs would leave half-written lines at their ends
+  static constexpr int64_t kLongPiece = 2048;     // bytes: shorter ones leave too many half-written lines behind
   static constexpr int64_t kAhead = 2048;         // bytes of the next run to ask for
   static constexpr int64_t kSegment = 64 * 1024;  // elements per task, where there are too few groups to share out
   static constexpr int64_t kFewGroups = 8;
@@ -24,7 +24,6 @@ template <class T> struct Planes {
   T* dx = static_cast<T*>(job.dx);
   T* dr = static_cast<T*>(job.dresidual);
   Backward<T> read{dy, x, residual ? y : nullptr};
-  bool stream = job.size() * int64_t(sizeof(T)) >= kStreamBytes && s * int64_t(sizeof(T)) >= kLongRun;
   int64_t arrays = residual ? 3 : 2;  // that a backward reads
   bool few = job.populations * job.groups < kFewGroups && job.size() > kSegment;
 
@@ -145,9 +144,14 @@ template <class T> struct Planes {
     return out;
   }
 
+  // Whether so many values in a row are written past the cache.
+  bool streams(int64_t values) const {
+    return job.size() * int64_t(sizeof(T)) >= kStreamBytes && values * int64_t(sizeof(T)) >= kLongPiece;
+  }
+
   // Runs of n values from index `first` on.
   void apply(int64_t first, int64_t runs, int64_t n, const Coefficients<S>* k) const {
-    inner.forward_runs(x + first, from(residual, first), y + first, runs, n, k, stream);
+    inner.forward_runs(x + first, from(residual, first), y + first, runs, n, k, streams(runs * n));
   }
 
   void evaluate(ParallelFor parallel_for) const {
@@ -182,7 +186,7 @@ template <class T> struct Planes {
   }
 
   void apply_gradients(int64_t first, int64_t runs, int64_t n, const Coefficients<S>* k) const {
-    inner.backward_runs(read.at(first), dx + first, from(dr, first), runs, n, k, !job.stored, stream);
+    inner.backward_runs(read.at(first), dx + first, from(dr, first), runs, n, k, !job.stored, streams(runs * n));
   }
 
   void keep(int64_t p, int64_t c, Sums s) const {
