@@ -34,10 +34,11 @@ template <class S> struct ColumnCoefficients {
   }
 };
 
-// The same of a line: one mean and deviation for all, a weight and a bias (null: one and zero) for each value.
-struct LineCoefficients {
-  double mean, inverse_std, mean_g, mean_gx;
+// Of a line, which has one mean and deviation for all of its values, and a weight and a bias for each.
+struct LineCoefficients { double mean = 0, inverse_std = 0, slope = 0, level = 0; };
+struct LineParameters {  // null: ones and zeros
   const float *weight, *bias;
+  LineParameters at(int64_t i) const { return {from(weight, i), from(bias, i)}; }
 };
 
 struct Sums { double first = 0, second = 0; };
@@ -68,13 +69,6 @@ template <class V, class S, class How> Coefficients<V> load(const ColumnCoeffici
   return {V::load(k.mean + i, how), V::load(k.unit + i, how), V::load(k.gain + i, how), V::load(k.bias + i, how),
           V::load(k.scale + i, how), V::load(k.slope + i, how), V::load(k.level + i, how)};
 }
-template <class How> Coefficients<Lanes> load(const LineCoefficients& k, int64_t i, How how) {
-  const Lanes unit = Lanes::all(k.inverse_std), scale = k.weight ? unit * Lanes::load(k.weight + i, how) : unit;
-  const Lanes bias = k.bias ? Lanes::load(k.bias + i, how) : Lanes::all(0);
-  return {Lanes::all(k.mean), unit, scale, bias, scale, Lanes::all(-k.mean_gx * k.inverse_std * k.inverse_std),
-          Lanes::all(-k.mean_g * k.inverse_std)};
-}
-
 // Several rows are read together: of narrow ones, those after them are next.
 template <int K, class T> int64_t ahead_of_rows(int64_t stride) {
   const int64_t bytes = stride * int64_t(sizeof(T));
@@ -319,45 +313,88 @@ template <Activation A, bool R, bool I> struct Wide {
     });
   }
 
-  NK_FLAT static void forward_line(const float* x, const float* r, float* y, int64_t n, LineCoefficients k) {
-    across<V>(n, [&](int64_t i, auto how) { F::forward(x + i, r + (R ? i : 0), load(k, i, how), how).store(y + i, how); });
+  // K lines of one group, each with its own statistics: what a column needs is loaded once for all of them. All are read
+  // before any is written: lines may lie a page apart, and a load then waits for a store that seems to go to its place.
+  template <int K> struct Statistics {
+    V mean[K], unit[K], slope[K], level[K];
+    explicit Statistics(const LineCoefficients* k) {
+      for (int line = 0; line < K; ++line) {
+        mean[line] = V::all(k[line].mean); unit[line] = V::all(k[line].inverse_std);
+        slope[line] = V::all(k[line].slope); level[line] = V::all(k[line].level);
+      }
+    }
+    Coefficients<V> of(int line, V weight, V bias) const {
+      const V scale = unit[line] * weight;
+      return {mean[line], unit[line], scale, bias, scale, slope[line], level[line]};
+    }
+  };
+  template <class How> static V load_or(const float* values, int64_t j, How how, double other) {
+    return values ? V::load(values + j, how) : V::all(other);
+  }
+
+  template <int K>
+  NK_FLAT static void forward_lines(const float* x, const float* r, float* y, int64_t stride, int64_t n,
+                                    const LineCoefficients* k, LineParameters p) {
+    const Statistics<K> statistics(k);
+    across<V>(n, [&](int64_t j, auto how) {
+      const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
+      V out[K];
+      for (int line = 0; line < K; ++line) {
+        const int64_t i = line * stride + j;
+        out[line] = F::forward(x + i, r + (R ? i : 0), statistics.of(line, weight, bias), how);
+      }
+      for (int line = 0; line < K; ++line) out[line].store(y + line * stride + j, how);
+    });
   }
 
   // Sums of the gradient times the weight, and of that times the centred value.
-  NK_FLAT static void sum_line(Backward<float> m, int64_t n, LineCoefficients k, Pending& sums) {
-    constexpr int64_t w = V::width;
-    V a0 = sums.first, b0 = sums.second, a1 = V::all(0), b1 = a1;
-    const auto add = [&](int64_t i, auto how, V& a, V& b) {
-      const Gradient e = F::gradient(m.at(i), load(k, i, how), how);
-      const V g = k.weight ? e.g * V::load(k.weight + i, how) : e.g;
-      a = a + g; b = fma(g, e.centred, b);
-    };
-    int64_t i = 0;
-    for (; i + 2 * w <= n; i += 2 * w) {
-      add(i, Whole{}, a0, b0);
-      add(i + w, Whole{}, a1, b1);
-    }
-    across<V>(n - i, [&](int64_t j, auto how) { add(i + j, how, a0, b0); });
-    sums.first = a0 + a1;
-    sums.second = b0 + b1;
+  template <int K>
+  NK_FLAT static void sum_lines(Backward<float> m, int64_t stride, int64_t n, const LineCoefficients* k, LineParameters p,
+                                Pending* sums) {
+    const Statistics<K> statistics(k);
+    V a[K], b[K];
+    for (int line = 0; line < K; ++line) { a[line] = sums[line].first; b[line] = sums[line].second; }
+    across<V>(n, [&](int64_t j, auto how) {
+      const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
+      for (int line = 0; line < K; ++line) {
+        const Gradient e = F::gradient(m.at(line * stride + j), statistics.of(line, weight, bias), how);
+        const V g = e.g * weight;
+        a[line] = a[line] + g; b[line] = fma(g, e.centred, b[line]);
+      }
+    });
+    for (int line = 0; line < K; ++line) { sums[line].first = a[line]; sums[line].second = b[line]; }
   }
 
   // Adds to the parameters' gradients too, where they are wanted.
-  NK_FLAT static void backward_line(Backward<float> m, float* to, float* dr, int64_t n, LineCoefficients k, bool through,
-                            double* dweight, double* dbias) {
-    across<V>(n, [&](int64_t i, auto how) {
-      const auto c = load(k, i, how);
-      const Gradient e = F::gradient(m.at(i), c, how);
-      F::dx(e, c, through).store(to + i, how);
-      if (R && dr) e.g.store(dr + i, how);
+  template <int K>
+  NK_FLAT static void backward_lines(Backward<float> m, float* to, float* dr, int64_t stride, int64_t n,
+                                     const LineCoefficients* k, LineParameters p, bool through, double* dweight,
+                                     double* dbias) {
+    const Statistics<K> statistics(k);
+    across<V>(n, [&](int64_t j, auto how) {
+      const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
+      V sum_gx = dweight ? V::load(dweight + j, how) : V::all(0), sum_g = dweight ? V::load(dbias + j, how) : V::all(0);
+      V out[K], g[K];
+      for (int line = 0; line < K; ++line) {
+        const auto c = statistics.of(line, weight, bias);
+        const Gradient e = F::gradient(m.at(line * stride + j), c, how);
+        out[line] = F::dx(e, c, through);
+        g[line] = e.g;
+        sum_gx = fma(e.g, e.centred * c.unit, sum_gx);
+        sum_g = sum_g + e.g;
+      }
+      for (int line = 0; line < K; ++line) {
+        out[line].store(to + line * stride + j, how);
+        if (R && dr) g[line].store(dr + line * stride + j, how);
+      }
       if (!dweight) return;
-      fma(e.g, e.centred * c.unit, V::load(dweight + i, how)).store(dweight + i, how);
-      (e.g + V::load(dbias + i, how)).store(dbias + i, how);
+      sum_gx.store(dweight + j, how);
+      sum_g.store(dbias + j, how);
     });
   }
 };
 
-// The loops of one activation; those of rows for one row, and for several together.
+// The loops of one activation; those of rows and lines for one of them, and for several together.
 template <class T> struct Inner {
   template <Activation A, bool R, bool I> struct Of {
     using Apply = NK_NAMESPACE::Apply<T, A, R, I>;
@@ -372,9 +409,11 @@ template <class T> struct Inner {
     decltype(&Any::Apply::template backward_rows<1>) backward;
     decltype(&Any::Wide::template sum_rows<1>) sum;
   } row, rows;
-  decltype(&Any::Wide::forward_line) forward_line;
-  decltype(&Any::Wide::sum_line) sum_line;
-  decltype(&Any::Wide::backward_line) backward_line;
+  struct Lines {
+    decltype(&Any::Wide::template forward_lines<1>) forward;
+    decltype(&Any::Wide::template sum_lines<1>) sum;
+    decltype(&Any::Wide::template backward_lines<1>) backward;
+  } line, lines;
 
   template <Activation A, bool R, bool I> static Inner make() {
     using P = typename Of<A, R, I>::Apply;
@@ -382,7 +421,9 @@ template <class T> struct Inner {
     return {P::forward_runs, P::backward_runs, W::sum_runs,
             {P::template forward_rows<1>, P::template backward_rows<1>, W::template sum_rows<1>},
             {P::template forward_rows<kTogether>, P::template backward_rows<kTogether>, W::template sum_rows<kTogether>},
-            W::forward_line, W::sum_line, W::backward_line};
+            {W::template forward_lines<1>, W::template sum_lines<1>, W::template backward_lines<1>},
+            {W::template forward_lines<kTogether>, W::template sum_lines<kTogether>,
+             W::template backward_lines<kTogether>}};
   }
 
   static Inner of(const Job& job) {

@@ -73,8 +73,8 @@ template <class T> struct Planes {
 
   void moments(int64_t p, int64_t g0, int64_t g1) const {
     std::vector<Pending> sums(g1 - g0);
-    std::vector<double> shifts;
-    for (int64_t g = g0; g < g1; ++g) shifts.push_back(shift(p, g));
+    std::vector<double> shifts(g1 - g0);
+    for (int64_t g = g0; g < g1; ++g) shifts[g - g0] = shift(p, g);
     const int64_t run = job.channels * s;  // a group's channels lie side by side
     for (int64_t e = 0; e < job.examples; ++e) {
       const T* values = x + at(p, e, g0 * job.channels);
@@ -120,6 +120,7 @@ template <class T> struct Planes {
 
   std::vector<Coefficients<double>> coefficients(int64_t p, int64_t g0, int64_t g1) const {
     std::vector<Coefficients<double>> k;
+    k.reserve((g1 - g0) * job.channels);
     for (int64_t g = g0; g < g1; ++g) {
       for (int64_t c = g * job.channels; c < (g + 1) * job.channels; ++c) {
         k.push_back(statistics.coefficients(statistics.index(p, g), c));
@@ -140,6 +141,7 @@ template <class T> struct Planes {
   // In the type that values are applied in.
   static std::vector<Coefficients<S>> applied(const std::vector<Coefficients<double>>& k) {
     std::vector<Coefficients<S>> out;
+    out.reserve(k.size());
     for (const auto& one : k) out.push_back(in(one, S{}));
     return out;
   }

@@ -243,6 +243,7 @@ template <class T> struct Rows {
   // The columns of groups [g0, g1), once the sums of their gradients are known.
   Columns<S> settled(const Block& b, int64_t g0, int64_t g1) const {
     std::vector<Statistics::Through> through;
+    through.reserve(g1 - g0);
     for (int64_t g = g0; g < g1; ++g) through.push_back(statistics.through(b.p, g));
     Columns<S> out{b.c1 - b.c0};
     each_column(b.c0, out.n, [&](int64_t i, int64_t g, int64_t c) {
