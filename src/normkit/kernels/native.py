@@ -126,13 +126,14 @@ class Normalize(torch.autograd.Function):
             found = backward(ctx.plan, ctx.needs_input_grad, grads[0], x, weight, bias, y, ctx.both, False, False)
             return (*found, None, None, None)
         # To be differentiated again, it must be made of operators.
-        recipe = ctx.plan.recipe
+        plan, recipe = ctx.plan, ctx.plan.recipe
+        dy, divided = plan.divided(grads[0]), plan.divided(x)
         dx, dweight, dbias, dresidual, _ = reference.gradients(
-            grads[0], x, recipe.view(weight), recipe.view(bias), residual, None, recipe, ctx.needs_input_grad[3]
+            dy, divided, recipe.view(weight), recipe.view(bias), residual, None, recipe, ctx.needs_input_grad[3]
         )
         dweight = None if dweight is None else dweight.reshape(weight.shape)
         dbias = None if dbias is None else dbias.reshape(bias.shape)
-        return dx, dweight, dbias, dresidual, None, None, None
+        return plan.undivided(dx), dweight, dbias, dresidual, None, None, None
 
 
 class NormalizeStored(torch.autograd.Function):

@@ -144,23 +144,77 @@ def _plan(
     )
 
 
+# ---- plans of layers, for tensors of these shapes; None if there is anything wrong with them
+
+Shape = tuple[int, ...]
+
+
 @lru_cache(maxsize=1024)
 def of_batch(
     dtype: torch.dtype,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    features: tuple[int, ...],
+    shape: Shape,
+    stride: Shape,
+    weight: Shape | None,
+    bias: Shape | None,
+    features: Shape,
     ranks: Sequence[int],
     eps: float,
     activation: str | None,
 ) -> Plan | None:
-    """The plan for a batch of this shape and as many channels, or None if there is anything wrong with it."""
+    """The plan of a batch norm of so many channels."""
     rank = len(shape)
-    if rank not in ranks or tuple(shape[1:2]) != tuple(features):
+    if rank not in ranks or shape[1:2] != features or not {weight, bias} <= {features, None}:
         return None
     recipe = Recipe((0, *range(2, rank)), eps, activation, True, (1, *features, *(1,) * (rank - 2)))
-    found = _plan(dtype, shape, stride, recipe, recipe.parameters or ())
-    return found if isinstance(found, Plan) else None
+    return _of_layer(dtype, shape, stride, recipe, recipe.parameters or ())
+
+
+@lru_cache(maxsize=1024)
+def of_groups(
+    dtype: torch.dtype,
+    shape: Shape,
+    stride: Shape,
+    weight: Shape | None,
+    bias: Shape | None,
+    groups: int,
+    channels: int,
+    eps: float,
+    activation: str | None,
+) -> Plan | None:
+    """The plan of a group norm, for an input whose channels are not divided into groups."""
+    if len(shape) < 2 or shape[1] != channels or not {weight, bias} <= {(channels,), None}:
+        return None
+    split, rank = (groups, channels // groups), len(shape)
+    recipe = Recipe(tuple(range(2, rank + 1)), eps, activation, True, (1, *split, *(1,) * (rank - 2)))
+    divided = (stride[0], stride[1] * split[1], stride[1], *stride[2:])
+    own = (recipe.parameters or ()) if weight or bias else ()
+    plan = _of_layer(dtype, (shape[0], *split, *shape[2:]), divided, recipe, own)
+    return None if plan is None else plan._replace(split=split)
+
+
+@lru_cache(maxsize=1024)
+def of_last(
+    dtype: torch.dtype,
+    shape: Shape,
+    stride: Shape,
+    weight: Shape | None,
+    bias: Shape | None,
+    normalized: Shape,
+    eps: float,
+    activation: str | None,
+    centred: bool,
+) -> Plan | None:
+    """The plan of a norm over the last dimensions."""
+    first = len(shape) - len(normalized)
+    if first < 0 or shape[first:] != normalized or not {weight, bias} <= {normalized, None}:
+        return None
+    recipe = Recipe(tuple(range(first, len(shape))), eps, activation, centred)
+    return _of_layer(dtype, shape, stride, recipe, normalized if weight or bias else ())
+
+
+def _of_layer(dtype: torch.dtype, shape: Shape, stride: Shape, recipe: Recipe, own: Shape) -> Plan | None:
+    found = _plan(dtype, shape, stride, recipe, own)
+    return found if isinstance(found, Plan) and (found.values > 1 or not recipe.centred) else None
 
 
 class Plan(NamedTuple):
@@ -172,12 +226,21 @@ class Plan(NamedTuple):
     statistics: int  # means, and as many variances
     values: int  # behind each of them
     shape: tuple[int, ...]  # of the statistics
+    split: tuple[int, int] | None = None  # groups and channels of each, where x is not divided as the recipe says
 
     def arguments(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, both: Tensor) -> Any:
         """What every function of the core begins with; weight and bias are plain, variances come after the means."""
         w = 0 if weight is None else weight.data_ptr()
         b = 0 if bias is None else bias.data_ptr()
         return self.header, x.data_ptr(), w, b, both.data_ptr()
+
+    def divided(self, t: Tensor) -> Tensor:
+        """The input, or anything of its shape, as the recipe sees it."""
+        return t if self.split is None else t.unflatten(1, self.split)
+
+    def undivided(self, t: Tensor) -> Tensor:
+        """The inverse of `divided`."""
+        return t if self.split is None else t.flatten(1, 2)
 
     def plain(self, t: Tensor | None) -> Tensor | None:
         """A parameter as the core reads it: float32, in the order of the input's memory."""

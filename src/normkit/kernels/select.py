@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -125,6 +125,18 @@ def normalize_and_update_(
     return y
 
 
+# ---- ordinary calls: of a small tensor, questions take most of the time. None leaves a call, and what may be wrong
+# with it, to the long way. Their callers know that nothing is being compiled.
+
+
+def layer_call(
+    plan_of: Callable[..., Plan | None], x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any
+) -> Tensor | None:
+    """A layer's call with statistics of x, planned by one of `plans`."""
+    plan = _plan_of_layer(plan_of, x, weight, bias, *terms)
+    return None if plan is None else cast(Tensor, native.apply(x, weight, bias, None, plan, native.NO_UPDATE, None))
+
+
 def batch_norm_step_(
     x: Tensor,
     weight: Tensor | None,
@@ -132,18 +144,14 @@ def batch_norm_step_(
     mean: Tensor,
     var: Tensor,
     count: Tensor,
-    ranks: Sequence[int],
-    eps: float,
     momentum: float,
-    activation: str | None,
+    *terms: Any,
 ) -> Tensor | None:
-    """A layer's step of training, if it is an ordinary one: of a small batch, questions take most of the time.
-
-    As `normalize_and_update_`; None leaves the call, and what may be wrong with it, to the long way. The caller knows
-    that nothing is being compiled.
-    """
-    plan = _plan_of_layer(x, weight, bias, mean, var, ranks, eps, activation)
-    if plan is None or plan.values == 1 or mean.is_inference():
+    """A batch norm's step of training, as `normalize_and_update_`."""
+    if not _is_plain_memory(mean, var) or mean.is_inference():
+        return None
+    plan = _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)
+    if plan is None:
         return None
     update = (mean.data_ptr(), var.data_ptr(), count.data_ptr(), False, momentum)
     y = native.apply(x, weight, bias, None, plan, update, None)
@@ -152,43 +160,41 @@ def batch_norm_step_(
 
 
 def batch_norm_evaluated(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    ranks: Sequence[int],
-    eps: float,
-    activation: str | None,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, *terms: Any
 ) -> Tensor | None:
-    """The same for evaluation without a gradient."""
-    plan = None if torch.is_grad_enabled() else _plan_of_layer(x, weight, bias, mean, var, ranks, eps, activation)
+    """A batch norm's evaluation without a gradient."""
+    if torch.is_grad_enabled() or not _is_plain_memory(mean, var):
+        return None
+    plan = _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)
     return None if plan is None else native.evaluate(x, weight, bias, None, mean, var, plan)
 
 
+def _is_plain_memory(mean: Tensor, var: Tensor) -> bool:
+    """Whether running statistics are as a new layer has them."""
+    return (
+        type(mean) is type(var) is Tensor
+        and mean.dtype is var.dtype is torch.float32
+        and mean.is_cpu
+        and mean.is_contiguous()
+        and var.is_contiguous()
+    )
+
+
 def _plan_of_layer(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    ranks: Sequence[int],
-    eps: float,
-    activation: str | None,
+    plan_of: Callable[..., Plan | None], x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any
 ) -> Plan | None:
-    """The plan of a batch norm whose tensors are all as a new layer has them."""
-    features, plain = mean.shape, torch.float32
     if (
         _requested == "reference"
         or core.WHY_NOT is not None
-        or not (type(x) is type(mean) is type(var) is Tensor and x.is_cpu and mean.is_cpu)
-        or not (mean.dtype is var.dtype is plain and mean.is_contiguous() and var.is_contiguous())
-        or not (weight is None or (weight.dtype is plain and weight.shape == features))
-        or not (bias is None or (bias.dtype is plain and bias.shape == features))
+        or type(x) is not Tensor
+        or not x.is_cpu
+        or not (weight is None or weight.dtype is torch.float32)
+        or not (bias is None or bias.dtype is torch.float32)
         or not is_ordinary()
     ):
         return None
-    return plans.of_batch(x.dtype, x.shape, x.stride(), features, ranks, eps, activation)
+    weight_shape, bias_shape = None if weight is None else weight.shape, None if bias is None else bias.shape
+    return plan_of(x.dtype, x.shape, x.stride(), weight_shape, bias_shape, *terms)
 
 
 class GradientHalves(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
-import torch
 from torch import Tensor, nn
 
 from normkit import checks
@@ -16,10 +15,8 @@ from normkit.functional.parts import Terms
 from normkit.kernels import select
 from normkit.kernels.context import is_recomputing
 from normkit.layers._affine import Affine, check_affine, keep_parts_, reset_parts_
-from normkit.layers._norm import NormLayer, name
+from normkit.layers._norm import ELSEWHERE, NormLayer, name
 from normkit.moments import Moments
-
-_ELSEWHERE: Any = object()  # where a parameter is that a layer has not: parametrized, or somebody else's by now
 
 
 class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
@@ -46,7 +43,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
     """
 
     _ranks: ClassVar[Sequence[int]]
-    _is_ordinary: ClassVar[bool] = False  # whether a step of training is nothing but this class's
+    _behind_call = ("_compute", "_run", "_normalize_batch", "_update_", "_tensors", "_features", "_ranks_of")
     inplace = False  # also of layers that were saved before there was a choice
 
     def __init__(
@@ -80,38 +77,22 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Normalise, with the batch's statistics in training and the stored ones in evaluation."""
-        if self._is_ordinary and residual is None and mask is None and not torch.compiler.is_compiling():
-            y = self._run_ordinary(input)
-            if y is not None:
-                return y
         return self._run(input, residual=residual, mask=mask)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        changed = ("_compute", "_run", "_normalize_batch", "_update_", "_tensors", "_features", "_ranks_of")
-        cls._is_ordinary = all(getattr(cls, method) is getattr(BatchNorm, method) for method in changed)
-
     def _run_ordinary(self, input: Tensor) -> Tensor | None:
-        """The call, if there is nothing unusual about it: of a small batch, Python is what takes the time."""
         own, kept = self._parameters, self._buffers
-        weight, bias = own.get("weight", _ELSEWHERE), own.get("bias", _ELSEWHERE)
+        weight, bias = own.get("weight", ELSEWHERE), own.get("bias", ELSEWHERE)
         mean, var, count = kept.get("running_mean"), kept.get("running_var"), kept.get("num_batches_tracked")
-        if weight is _ELSEWHERE or bias is _ELSEWHERE or mean is None or var is None:
+        if weight is ELSEWHERE or bias is ELSEWHERE or mean is None or var is None:
             return None
+        terms = self._ranks, self.eps, self.activation
         if not self.training:
-            return select.batch_norm_evaluated(input, weight, bias, mean, var, self._ranks, self.eps, self.activation)
+            return select.batch_norm_evaluated(input, weight, bias, mean, var, *terms)
         momentum = self.momentum
-        if (
-            not self.track_running_stats
-            or self.nonfinite != "propagate"
-            or self.inplace
-            or count is None
-            or type(momentum) is not float
-        ):
+        is_usual = self.track_running_stats and self.nonfinite == "propagate" and not self.inplace
+        if not is_usual or count is None or type(momentum) is not float:
             return None
-        return select.batch_norm_step_(
-            input, weight, bias, mean, var, count, self._ranks, self.eps, momentum, self.activation
-        )
+        return select.batch_norm_step_(input, weight, bias, mean, var, count, momentum, *terms)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
         weight, bias, stored = self._tensors()

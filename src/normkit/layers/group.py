@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
+from normkit.kernels import plans
 from normkit.layers._affine import Affine, check_affine, keep_parts_, reset_parts_
 from normkit.layers._norm import NormLayer
 
@@ -59,6 +60,10 @@ class GroupNorm(NormLayer, nn.GroupNorm):
     def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Normalise each group of channels of each example."""
         return self._run(input, residual=residual, mask=mask)
+
+    def _run_ordinary(self, input: Tensor) -> Tensor | None:
+        groups, channels = self.num_groups, self.num_channels
+        return self._call_ordinary(input, plans.of_groups, groups, channels, self.eps, self.activation)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
         who = f"{type(self).__name__}({self.num_groups}, {self.num_channels})"

@@ -10,6 +10,7 @@ from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
 from normkit.functional.parts import Terms, normalize_stored
+from normkit.kernels import plans
 from normkit.kernels.context import is_recomputing
 from normkit.layers._affine import Affine, check_affine, keep_parts_, reset_parts_
 from normkit.layers._norm import NormLayer
@@ -37,6 +38,7 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
     """
 
     _rank: ClassVar[int]
+    _behind_call = ("_compute", "_run", "_of_batch")
 
     def __init__(
         self,
@@ -65,6 +67,12 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
     def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Normalise with each example's own statistics or, where they are tracked, in evaluation the stored ones."""
         return self._run(input, residual=residual, mask=mask)
+
+    def _run_ordinary(self, input: Tensor) -> Tensor | None:
+        if self.track_running_stats or input.dim() != self._rank:
+            return None
+        channels = self.num_features
+        return self._call_ordinary(input, plans.of_groups, channels, channels, self.eps, self.activation)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
         self._check_input_dim(input)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
+from normkit.kernels import plans
 from normkit.kernels.reference import Recipe
 from normkit.layers._norm import NormLayer
 
@@ -51,6 +52,9 @@ class LayerNorm(NormLayer, nn.LayerNorm):
     def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Normalise each example over its last dimensions."""
         return self._run(input, residual=residual)
+
+    def _run_ordinary(self, input: Tensor) -> Tensor | None:
+        return self._call_ordinary(input, plans.of_last, self.normalized_shape, self.eps, self.activation, True)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         recipe = Recipe(functional.last(input, self.normalized_shape), self.eps, self.activation)

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
+from normkit.kernels import plans
 from normkit.kernels.reference import Recipe, working_dtype
 from normkit.layers._norm import NormLayer
+
+_FLOAT_EPS = torch.finfo(torch.float32).eps
 
 
 class RMSNorm(NormLayer, nn.RMSNorm):
@@ -32,6 +35,7 @@ class RMSNorm(NormLayer, nn.RMSNorm):
     """
 
     _torch = nn.RMSNorm
+    _has_bias = False
 
     def __init__(
         self,
@@ -51,6 +55,10 @@ class RMSNorm(NormLayer, nn.RMSNorm):
     def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Scale each example by the root mean square of its last dimensions."""
         return self._run(input, residual=residual)
+
+    def _run_ordinary(self, input: Tensor) -> Tensor | None:
+        eps = _FLOAT_EPS if self.eps is None else self.eps  # no wider type has a plan
+        return self._call_ordinary(input, plans.of_last, self.normalized_shape, eps, self.activation, False)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         over, eps = functional.last(input, self.normalized_shape), functional.rms_eps(input, self.eps)

@@ -1,0 +1,105 @@
+"""Calls with nothing unusual about them take a short way, and give what the long way gives."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+import normkit as nk
+from case import randomise_
+from normkit.kernels import core, select
+
+pytestmark = pytest.mark.skipif(core.WHY_NOT is not None, reason=str(core.WHY_NOT))
+
+LAYERS = {
+    "batch": lambda: nk.BatchNorm2d(6, activation="relu"),
+    "group": lambda: nk.GroupNorm(3, 6, activation="leaky_relu"),
+    "instance": lambda: nk.InstanceNorm2d(6, affine=True),
+    "layer": lambda: nk.LayerNorm((6, 5, 4), activation="relu"),
+    "rms": lambda: nk.RMSNorm((6, 5, 4)),
+}
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request):
+    layer = LAYERS[request.param]()
+    randomise_(layer)
+    return layer
+
+
+@pytest.fixture(params=[torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+def x(request):
+    return torch.randn(3, 6, 5, 4).contiguous(memory_format=request.param).requires_grad_()
+
+
+def test_an_ordinary_call_takes_the_short_way(layer, x, monkeypatch):
+    def long_way(*args, **kwargs):
+        raise AssertionError("this is the long way")
+
+    monkeypatch.setattr(type(layer), "_compute", long_way)
+    layer(x).sum().backward()
+    with torch.no_grad():
+        layer.eval()(x)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_it_gives_what_the_reference_gives(layer, x, mode):
+    getattr(layer, mode)()
+    dy = torch.randn_like(x)
+    state = {name: t.clone() for name, t in layer.state_dict().items()}
+    found = {}
+    for backend in ("auto", "reference"):
+        layer.load_state_dict(state)
+        with select.backend(backend):
+            y = layer(x)
+            grads = torch.autograd.grad(y, [x, *layer.parameters()], dy)
+        found[backend] = [y.detach(), *grads, *(t.clone() for t in layer.state_dict().values())]
+    for one, other in zip(found["auto"], found["reference"], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_it_can_be_differentiated_twice(layer, x):
+    found = {}
+    for backend in ("auto", "reference"):
+        with select.backend(backend):
+            dx, dweight = torch.autograd.grad(layer(x).square().sum(), [x, layer.weight], create_graph=True)
+            found[backend] = torch.autograd.grad(dx.square().sum() + dweight.square().sum(), [x, layer.weight])
+    for one, other in zip(found["auto"], found["reference"], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
+
+
+class Doubled(nn.Module):
+    def forward(self, t):
+        return 2 * t
+
+
+def test_a_parametrized_parameter_is_not_overlooked(layer, x):
+    plain = layer(x).detach().clone()
+    for name in [name for name, _ in layer.named_parameters()]:
+        parametrize.register_parametrization(layer, name, Doubled())
+        found = {}
+        for backend in ("auto", "reference"):
+            with select.backend(backend):
+                found[backend] = layer(x).detach()
+        assert not torch.equal(found["auto"], plain), name
+        torch.testing.assert_close(found["auto"], found["reference"], rtol=1e-6, atol=1e-6)
+        parametrize.remove_parametrizations(layer, name, leave_parametrized=False)
+
+
+def test_a_subclass_that_computes_otherwise_is_asked(layer, x):
+    class Other(type(layer)):
+        def _compute(self, input, **kwargs):
+            return input + 1
+
+    layer.__class__ = Other
+    assert torch.equal(layer(x), x + 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [torch.randn(3, 7, 5, 4), torch.randn(3), torch.randn(3, 6, 5, 4).long()],
+    ids=["channels", "rank", "type"],
+)
+def test_what_is_wrong_is_still_said(layer, wrong):
+    with pytest.raises(nk.NormkitError):
+        layer(wrong)
