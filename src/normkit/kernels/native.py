@@ -95,20 +95,18 @@ class Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        plan: Plan,
-        update: tuple[float, ...],
-        kept: list[Tensor] | None,
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, call: Call
     ) -> Tensor:
-        """Return the output, and leave means and variances in `kept`."""
-        ctx.plan = plan
-        y = torch.empty_like(x)
+        """Return the output."""
+        plan, update, stored, kept = call
+        ctx.plan, ctx.is_stored = plan, stored is not None
         # Statistics are neither an input nor an output: there is nothing for autograd to watch.
-        ctx.both = forward(x, weight, bias, residual, y, plan, update)
+        if stored is None:
+            y = torch.empty_like(x)
+            ctx.both = forward(x, weight, bias, residual, y, plan, update)
+        else:
+            y = evaluate(x, weight, bias, residual, *stored, plan)
+            ctx.both = torch.stack(stored).double()
         if kept is not None:
             kept.append(ctx.both)
         if residual is None or plan.recipe.activation is None:
@@ -122,62 +120,49 @@ class Normalize(torch.autograd.Function):
         """Gradients of x, weight, bias and residual."""
         x, weight, bias, *signed = ctx.saved_tensors
         residual, y = signed or (None, None)
+        wants, stored = ctx.needs_input_grad, ctx.is_stored
         if not torch.is_grad_enabled():
-            found = backward(ctx.plan, ctx.needs_input_grad, grads[0], x, weight, bias, y, ctx.both, False, False)
-            return (*found, None, None, None)
+            return (*backward(ctx.plan, wants, grads[0], x, weight, bias, y, ctx.both, stored, False), None)
         # To be differentiated again, it must be made of operators.
-        plan, recipe = ctx.plan, ctx.plan.recipe
-        dy, divided = plan.divided(grads[0]), plan.divided(x)
-        dx, dweight, dbias, dresidual, _ = reference.gradients(
-            dy, divided, recipe.view(weight), recipe.view(bias), residual, None, recipe, ctx.needs_input_grad[3]
-        )
-        dweight = None if dweight is None else dweight.reshape(weight.shape)
-        dbias = None if dbias is None else dbias.reshape(bias.shape)
-        return plan.undivided(dx), dweight, dbias, dresidual, None, None, None
+        again = _gradients_of_stored if stored else _gradients
+        return (*again(ctx.plan, wants, grads[0], x, weight, bias, residual, ctx.both), None)
 
 
-class NormalizeStored(torch.autograd.Function):
-    """Normalise with statistics that are given, and to which no gradient flows."""
+# What a call is beside its tensors: its plan, what moves along, statistics that are given and to which no gradient
+# flows, and where to leave means and variances.
+Call = tuple[Plan, tuple[float, ...], tuple[Tensor, Tensor] | None, list[Tensor] | None]
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        mean: Tensor,
-        var: Tensor,
-        plan: Plan,
-    ) -> Tensor:
-        """Return the output."""
-        ctx.plan = plan
-        ctx.both = torch.stack([mean, var]).double()
-        y = evaluate(x, weight, bias, residual, mean, var, plan)
-        if residual is None or plan.recipe.activation is None:
-            ctx.save_for_backward(x, weight, bias)
-        else:
-            ctx.save_for_backward(x, weight, bias, residual, y)
-        return y
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        """Gradients of x, weight, bias and residual."""
-        x, weight, bias, *signed = ctx.saved_tensors
-        residual, y = signed or (None, None)
-        if not torch.is_grad_enabled():
-            found = backward(ctx.plan, ctx.needs_input_grad, grads[0], x, weight, bias, y, ctx.both, True, False)
-            return (*found, None, None, None)
-        # To be differentiated again, it must be made of operators.
-        if residual is None and ctx.needs_input_grad[3]:
-            residual = torch.zeros_like(x).requires_grad_()  # whatever its value was, its gradient is the output's
-        tensors = (x, weight, bias, residual)
-        inputs = [t if wanted else None for t, wanted in zip(tensors, ctx.needs_input_grad, strict=False)]
-        with torch.enable_grad():
-            stored = Moments(ctx.both[0], ctx.both[1], 0)
-            again = reference.normalize_stored(x, ctx.plan.recipe, stored, weight, bias, residual)
-            found = iter(torch.autograd.grad(again, [t for t in inputs if t is not None], grads[0], create_graph=True))
-        return (*(None if t is None else next(found) for t in inputs), None, None, None)
+def _gradients(
+    plan: Plan, wants: Sequence[bool], dy: Tensor, x: Tensor, weight: Any, bias: Any, residual: Tensor | None, _: Tensor
+) -> tuple[Any, ...]:
+    recipe = plan.recipe
+    own = (recipe.view(weight), recipe.view(bias))
+    dx, dweight, dbias, dresidual, _mask = reference.gradients(
+        plan.divided(dy), plan.divided(x), *own, residual, None, recipe, wants[3]
+    )
+    dweight = None if dweight is None else dweight.reshape(weight.shape)
+    dbias = None if dbias is None else dbias.reshape(bias.shape)
+    return plan.undivided(dx), dweight, dbias, dresidual
+
+
+def _gradients_of_stored(
+    plan: Plan,
+    wants: Sequence[bool],
+    dy: Tensor,
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    residual: Tensor | None,
+    both: Tensor,
+) -> tuple[Any, ...]:
+    if residual is None and wants[3]:
+        residual = torch.zeros_like(x).requires_grad_()  # whatever its value was, its gradient is the output's
+    inputs = [t if wanted else None for t, wanted in zip((x, weight, bias, residual), wants, strict=False)]
+    with torch.enable_grad():
+        y = reference.normalize_stored(x, plan.recipe, Moments(both[0], both[1], 0), weight, bias, residual)
+        found = iter(torch.autograd.grad(y, [t for t in inputs if t is not None], dy, create_graph=True))
+    return tuple(None if t is None else next(found) for t in inputs)
 
 
 class NormalizeInPlace(torch.autograd.Function):
@@ -222,6 +207,13 @@ NO_UPDATE = (0, 0, 0, 0, 0.0)
 apply = super(torch.autograd.Function, Normalize).apply
 
 
+def call(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan, update: tuple[float, ...] = NO_UPDATE
+) -> Tensor:
+    """The output alone, of a call without anything unusual."""
+    return cast(Tensor, apply(x, weight, bias, None, (plan, update, None, None)))
+
+
 def normalize(
     x: Tensor,
     weight: Tensor | None,
@@ -239,7 +231,7 @@ def normalize(
     if inplace and residual is None and _is_invertible(plan.recipe, weight):
         y = NormalizeInPlace.apply(x, weight, bias, plan, update, kept)
     else:
-        y = apply(x, weight, bias, residual, plan, update, kept)
+        y = apply(x, weight, bias, residual, (plan, update, None, kept))
     return y, kept[0]
 
 
@@ -268,7 +260,7 @@ def normalize_stored(
     """As `reference.normalize_stored`, for statistics without a gradient."""
     mean, var = stored.mean, stored.var
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual)):
-        return cast(Tensor, NormalizeStored.apply(x, weight, bias, residual, mean, var, plan))
+        return cast(Tensor, apply(x, weight, bias, residual, (plan, NO_UPDATE, (mean, var), None)))
     return evaluate(x, weight, bias, residual, mean, var, plan)
 
 

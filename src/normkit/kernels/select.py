@@ -134,7 +134,7 @@ def layer_call(
 ) -> Tensor | None:
     """A layer's call with statistics of x, planned by one of `plans`."""
     plan = _plan_of_layer(plan_of, x, weight, bias, *terms)
-    return None if plan is None else cast(Tensor, native.apply(x, weight, bias, None, plan, native.NO_UPDATE, None))
+    return None if plan is None else native.call(x, weight, bias, plan)
 
 
 def batch_norm_step_(
@@ -154,9 +154,9 @@ def batch_norm_step_(
     if plan is None:
         return None
     update = (mean.data_ptr(), var.data_ptr(), count.data_ptr(), False, momentum)
-    y = native.apply(x, weight, bias, None, plan, update, None)
+    y = native.call(x, weight, bias, plan, update)
     torch._C._increment_version((mean, var, count))
-    return cast(Tensor, y)
+    return y
 
 
 def batch_norm_evaluated(
