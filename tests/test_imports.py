@@ -31,7 +31,7 @@ def test_importing_is_lean():
     code = "import sys, torch; before = set(sys.modules); import normkit; print(*set(sys.modules) - before)"
     added = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert [name for name in added if not name.startswith("normkit")] == []
-    later = ("normkit.cli", "normkit.bench", "normkit.environment", "normkit.kernels.compiled")
+    later = ("normkit.cli", "normkit.bench", "normkit.lab", "normkit.environment", "normkit.kernels.compiled")
     assert [name for name in added if name.startswith(later)] == []
 
 

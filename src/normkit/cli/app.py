@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import typer
 
 from normkit.cli.bench import bench
+from normkit.cli.data import data_app
 from normkit.cli.env import env
+from normkit.cli.lab import lab_app
 from normkit.errors import NormkitError
 
 app = typer.Typer(
@@ -20,6 +22,8 @@ app = typer.Typer(
 )
 app.command()(env)
 app.command()(bench)
+app.add_typer(lab_app, name="lab")
+app.add_typer(data_app, name="data")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

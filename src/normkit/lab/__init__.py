@@ -1,0 +1,1 @@
+"""The lab: claims of papers, put to the test on this machine."""

@@ -1,0 +1,58 @@
+"""What experiments say about series of measurements, over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from normkit.lab.findings import Curve
+from normkit.lab.record import TrialRecord
+
+
+def steps_to(trial: TrialRecord, level: float, key: str = "accuracy") -> float | None:
+    """The first step at which a trial measured at least this; None if it never did."""
+    steps, values = trial.series(key)
+    return next((step for step, value in zip(steps, values, strict=True) if value >= level), None)
+
+
+def best(trial: TrialRecord, key: str = "accuracy") -> float:
+    """The most that a trial measured."""
+    return max(trial.series(key)[1], default=float("nan"))
+
+
+def last(trial: TrialRecord, key: str = "accuracy") -> float:
+    """What a trial measured at its end."""
+    values = trial.series(key)[1]
+    return values[-1] if values else float("nan")
+
+
+def with_range(values: Sequence[float | None], digits: int = 0) -> str:
+    """The median over seeds and, of several, the range; a dash stands for those that have none."""
+    there = sorted(value for value in values if value is not None)
+    if not there:
+        return "-"
+    missing = f", {len(values) - len(there)} never" if len(there) < len(values) else ""
+    middle, low, high = (f"{value:,.{digits}f}" for value in (median(there), there[0], there[-1]))
+    return middle if len(values) == 1 else f"{middle} ({low} to {high}{missing})"
+
+
+def middle(values: Sequence[float | None]) -> float | None:
+    """The median, with those that have no value as the largest; None if that is one of them."""
+    order = sorted(float("inf") if value is None else value for value in values)
+    found = median(order) if order else float("inf")
+    return None if found == float("inf") else found
+
+
+def curve_over_seeds(name: str, trials: Sequence[TrialRecord], key: str = "accuracy", x: str = "step") -> Curve:
+    """The median of several trials where all of them measured, with their range."""
+    points = [{line["step"]: line for line in trial.measured if line.get(key) is not None} for trial in trials]
+    steps = sorted(set.intersection(*(set(of) for of in points))) if points else []
+    rows = [[of[step] for of in points] for step in steps]
+    values = [[float(line[key]) for line in row] for row in rows]
+    return Curve(
+        name,
+        [median(float(line[x]) for line in row) for row in rows],
+        [median(row) for row in values],
+        low=[min(row) for row in values] if len(trials) > 1 else None,
+        high=[max(row) for row in values] if len(trials) > 1 else None,
+    )

@@ -1,0 +1,31 @@
+"""What a data set is, once it is in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from normkit.errors import NormkitError
+
+
+class DataError(NormkitError, ValueError):
+    """Data that is missing, damaged, or not what it should be."""
+
+
+class Images(NamedTuple):
+    """Images as they were stored, and what is on them."""
+
+    pixels: Tensor  # uint8, (N, C, H, W)
+    labels: Tensor  # int64, (N,)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A set that fits into memory. Whoever loads it shares it: its tensors are to be read, not written."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Images
+    test: Images

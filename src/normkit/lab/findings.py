@@ -1,0 +1,56 @@
+"""What an experiment finds, as data: a verdict with its reasons, tables, curves. Reports draw it and add nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Outcome = Literal["supported", "contradicted", "unclear"]
+Cell = str | float | int | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under named columns; None is a cell without a value."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line through points, with the range over seeds where there are several."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    is_published: bool = False  # read from a paper, not measured here
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Curves over common axes."""
+
+    title: str
+    x_title: str
+    y_title: str
+    curves: Sequence[Curve]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a run says about its claim."""
+
+    claim: str
+    source: str  # of the claim
+    outcome: Outcome
+    reasons: Sequence[str]  # each a sentence with the numbers it rests on
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    notes: Sequence[str] = field(default=())  # what a reader should know before believing it

@@ -1,0 +1,136 @@
+"""Records: what a trial was and what it measured, one JSON object a line, written as they come.
+
+A line is on the disk before the next step is taken, so that a kill at any moment loses at most the one being written;
+half a line at the end of a file is no line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normkit.errors import NormkitError
+
+Line = dict[str, Any]
+RECORDS = "records"
+TIMES = frozenset({"seconds", "started", "rate"})  # the keys that two runs of one trial may differ in
+
+
+class RecordError(NormkitError, ValueError):
+    """A record that cannot be what it should be."""
+
+
+class RecordWriter:
+    """Appends lines to a trial's record, from `size` bytes of it on."""
+
+    def __init__(self, path: Path, size: int = 0) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115, closed by `close`
+        self._file.truncate(size)
+        self._file.seek(size)
+
+    def write(self, line: Mapping[str, Any]) -> int:
+        """Write a line; return how long the record is then. Numbers that are not finite become their names."""
+        self._file.write(json.dumps(_finite(line), allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """No line comes after this."""
+        self._file.close()
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """What is left of a trial: its description, what it measured on the way, and how it ended."""
+
+    path: Path
+    header: Line  # experiment, arm, seed, scale, data, settings, versions, commit, machine
+    measured: Sequence[Line]  # each with its `step` and `seconds`
+    end: Line | None  # None: not yet; else `status` is "done" or "diverged"
+
+    @property
+    def arm(self) -> str:
+        """The arm's name."""
+        return str(self.header["arm"])
+
+    @property
+    def seed(self) -> int:
+        """The trial's seed."""
+        return int(self.header["seed"])
+
+    def series(self, key: str) -> tuple[list[float], list[float]]:
+        """Steps, and what was measured at them under this name."""
+        lines = [line for line in self.measured if line.get(key) is not None]
+        return [float(line["step"]) for line in lines], [float(line[key]) for line in lines]
+
+
+@dataclass(frozen=True)
+class Run:
+    """All trials of one experiment in a directory."""
+
+    path: Path
+    trials: Sequence[TrialRecord]
+
+    def of(self, arm: str) -> list[TrialRecord]:
+        """The trials of an arm, by seed."""
+        return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
+
+    @property
+    def header(self) -> Line:
+        """What all trials share."""
+        return self.trials[0].header
+
+
+def read_trial(path: Path) -> TrialRecord:
+    """Read a record; what was half written when its trial was killed is left out."""
+    lines = list(_lines(path))
+    if not lines or "experiment" not in lines[0]:
+        raise RecordError(f"{path} is not a trial's record: its first line must say which experiment it is from.")
+    end = lines[-1] if "status" in lines[-1] else None
+    return TrialRecord(path, lines[0], lines[1:-1] if end else lines[1:], end)
+
+
+def read_run(directory: Path) -> Run:
+    """Read all records of a run."""
+    found = sorted((directory / RECORDS).glob("*.jsonl"))
+    if not found:
+        raise RecordError(f"{directory} holds no run: there is no {RECORDS}/*.jsonl in it.")
+    return Run(directory, [read_trial(path) for path in found])
+
+
+def without_times(line: Line) -> Line:
+    """A line without what may differ between two runs of one trial."""
+    return {key: value for key, value in line.items() if key not in TIMES}
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):  # what no newline ends is no line
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            raise RecordError(f"{path}, line {number}, is not JSON: {error}. It was not written by normkit.") from None
+        if not isinstance(line, dict):
+            raise RecordError(f"{path}, line {number}, must be a JSON object; got {type(line).__name__}.")
+        yield line
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN; its name says as much."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,199 @@
+"""One trial, from its first step or from its last checkpoint: the record is the same, bit for bit on CPUs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from normkit.environment import describe_environment
+from normkit.lab.commit import commit_of_code
+from normkit.lab.experiment import Experiment, Training, Trial
+from normkit.lab.record import RECORDS, Line, RecordError, RecordWriter, read_trial
+from normkit.lab.state import load_state, save_state
+
+CHECKPOINTS = "checkpoints"
+Notify = Callable[[int, int, Line], None]  # steps taken, steps in all, what was measured last
+
+
+def run_trial(experiment: Experiment, trial: Trial, directory: Path, resume: bool, notify: Notify) -> None:
+    """Run a trial to its end, or go on with it; one that has ended is left alone."""
+    record, checkpoint = trial_paths(trial, directory)
+    if resume and is_ended(record):
+        return
+    with _own_random_state(trial.seed):
+        training = experiment.training(trial)
+        clock = _Clock()
+        step, size = 0, 0
+        if resume and checkpoint.exists():
+            step, size = _restore(training, clock, load_state(checkpoint), record, trial)
+        with RecordWriter(record, size) as writer:
+            if size == 0:  # not even begun
+                writer.write(header(trial, training))
+                _measure_start(training, clock, writer, checkpoint)
+            _train(training, step, clock, writer, checkpoint, notify)
+    checkpoint.unlink(missing_ok=True)
+
+
+def trial_paths(trial: Trial, directory: Path) -> tuple[Path, Path]:
+    """The files of a trial: its record and its checkpoint."""
+    checkpoint = directory / CHECKPOINTS / f"{trial.name}.safetensors"
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    return directory / RECORDS / f"{trial.name}.jsonl", checkpoint
+
+
+def is_ended(record: Path) -> bool:
+    """Whether a trial has nothing left to do."""
+    try:
+        return record.exists() and read_trial(record).end is not None
+    except RecordError:  # killed before its first line was whole
+        return False
+
+
+def header(trial: Trial, training: Training) -> Line:
+    """What a trial is, and where it runs."""
+    return {
+        "experiment": trial.experiment,
+        "arm": trial.arm.name,
+        "seed": trial.seed,
+        "scale": trial.scale,
+        "data": trial.data,
+        "settings": dict(trial.arm.settings),
+        "steps": training.steps,
+        "parameters": sum(p.numel() for p in training.model.parameters()),
+        "environment": describe_environment(),
+        "threads": torch.get_num_threads(),
+        "commit": commit_of_code(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+class _Clock:
+    """Seconds of training, without those of measuring, and over interruptions."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
+
+
+def _measure_start(training: Training, clock: _Clock, writer: RecordWriter, checkpoint: Path) -> None:
+    if training.measure_at(0):
+        _keep(training, 0, clock, writer.write(_measure(training, 0, [], clock)), checkpoint)
+
+
+def _train(
+    training: Training, step: int, clock: _Clock, writer: RecordWriter, checkpoint: Path, notify: Notify
+) -> None:
+    measured: Line = {}
+    batches = training.batches(step)
+    losses: list[float] = []
+    while step < training.steps:
+        with clock.running():
+            losses.append(_step(training, step, next(batches)))
+        step += 1
+        if not math.isfinite(losses[-1]):
+            writer.write(_end("diverged", step, clock, f"the loss is {losses[-1]} at step {step}"))
+            return
+        if training.measure_at(step) or step == training.steps:
+            measured = _measure(training, step, losses, clock)
+            losses.clear()
+            _keep(training, step, clock, writer.write(measured), checkpoint)
+        notify(step, training.steps, measured)
+    accuracy = measured.get("accuracy")
+    if accuracy is not None and accuracy <= training.chance:
+        writer.write(_end("diverged", step, clock, f"the accuracy is {accuracy:.3f}, no better than chance"))
+    else:
+        writer.write(_end("done", step, clock))
+
+
+def _step(training: Training, step: int, batch: Any) -> float:
+    x, y = batch
+    if training.rate is not None:
+        for group in training.optimizer.param_groups:
+            group["lr"] = training.rate(step)
+    training.optimizer.zero_grad(set_to_none=True)
+    loss = training.loss(training.model(x), y)
+    loss.backward()
+    training.optimizer.step()
+    return loss.item()
+
+
+@torch.no_grad()
+def _measure(training: Training, step: int, losses: list[float], clock: _Clock) -> Line:
+    model = training.model
+    model.eval()
+    with torch.random.fork_rng(devices=[]):
+        found = training.measure(model)
+    model.train()
+    mean_loss = sum(losses) / len(losses) if losses else None
+    return {"step": step, "seconds": round(clock.seconds, 3), "loss": mean_loss, **found}
+
+
+def _end(status: str, step: int, clock: _Clock, why: str | None = None) -> Line:
+    return {"status": status, "step": step, "seconds": round(clock.seconds, 3), "why": why}
+
+
+# ---- checkpoints: taken when a line has been written, so that what is in a record and in a checkpoint is one state
+
+
+def _keep(training: Training, step: int, clock: _Clock, size: int, checkpoint: Path) -> None:
+    state = {
+        "step": step,
+        "seconds": clock.seconds,
+        "record": size,
+        "model": training.model.state_dict(),
+        "optimizer": training.optimizer.state_dict(),
+        "random": torch.get_rng_state(),
+    }
+    save_state(state, checkpoint)
+
+
+def _restore(training: Training, clock: _Clock, state: Line, record: Path, trial: Trial) -> tuple[int, int]:
+    """Bring everything back to a checkpoint; return its step and the length of the record there."""
+    found = read_trial(record).header
+    wanted = {"settings": dict(trial.arm.settings), "scale": trial.scale, "data": trial.data, "steps": training.steps}
+    other = [key for key, value in wanted.items() if found.get(key) != value]
+    if other:
+        raise RecordError(
+            f"{record} is of another trial: its {' and '.join(other)} differ. Take another --out, or drop --resume."
+        )
+    training.model.load_state_dict(state["model"])
+    training.optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["random"])
+    clock.seconds = float(state["seconds"])
+    return int(state["step"]), int(state["record"])
+
+
+@contextmanager
+def _own_random_state(seed: int) -> Iterator[None]:
+    """Random numbers that depend on the trial's seed alone, and leave the caller's as they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def chance_level(classes: int) -> float:
+    """The accuracy that a network which learnt nothing is not above, with some room for luck."""
+    return 1.2 / classes
+
+
+def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, batch: int = 1000) -> float:
+    """The share of images whose label a model finds."""
+    right = sum(
+        int((model(x).argmax(1) == y).sum()) for x, y in zip(images.split(batch), labels.split(batch), strict=True)
+    )
+    return right / len(labels)

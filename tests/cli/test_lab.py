@@ -1,0 +1,110 @@
+"""`normkit lab`: runs end in a report, and what cannot run is said with exit code 2."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from normkit.lab.record import read_run, without_times
+
+LAB = [sys.executable, "-c", "if __name__ == '__main__': from normkit.cli.app import main; main()", "lab"]
+QUICK = ["run", "sigmoid-mlp", "--scale", "quick", "--seeds", "2"]
+
+
+def lab(*arguments, **options):
+    return subprocess.run([*LAB, *map(str, arguments)], capture_output=True, text=True, check=False, **options)
+
+
+def measured(directory):
+    return {
+        (trial.arm, trial.seed): [*map(without_times, trial.measured), trial.end["status"]]
+        for trial in read_run(directory).trials
+    }
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("lab") / "run"
+    return directory, lab(*QUICK, "--out", directory, "--jobs", 1)
+
+
+def test_a_run_ends_with_findings_and_a_report(unbroken):
+    directory, done = unbroken
+    assert done.returncode == 0, done.stderr
+    assert "The report:" in done.stdout
+    assert "BN is ahead at" in done.stdout
+    assert "sigmoid-mlp.bn.1: ended" in done.stderr
+    assert (directory / "report.html").stat().st_size > 100_000
+    assert set(measured(directory)) == {(arm, seed) for arm in ("plain", "bn") for seed in (0, 1)}
+
+
+def test_a_report_is_written_again(unbroken):
+    directory, _ = unbroken
+    (directory / "report.html").unlink()
+    done = lab("report", directory, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    first, last = json.loads(done.stdout)
+    assert first["experiment"] == "sigmoid-mlp"
+    assert first["outcome"] in ("supported", "contradicted", "unclear")
+    assert last["report"] == str(directory / "report.html")
+
+
+def test_a_killed_run_is_gone_on_with_side_by_side(unbroken, tmp_path):
+    directory = tmp_path / "killed"
+    process = subprocess.Popen([*LAB, *QUICK, "--out", str(directory)], start_new_session=True, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not list((directory / "records").glob("*.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    done = lab(*QUICK, "--out", directory, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert measured(directory) == measured(unbroken[0])
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    directory = tmp_path / "stopped"
+    command = [*LAB, *QUICK, "--out", str(directory), "--jobs", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not list((directory / "records").glob("*.jsonl")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"normkit lab run sigmoid-mlp --out {directory} --resume" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "sigmoid-mpl"], "Did you mean 'sigmoid-mlp'?"),
+        (["run", "sigmoid-mlp", "--scale", "desc"], "Did you mean 'desk'?"),
+        (["run", "sigmoid-mlp", "--data", "fashion-mni"], "fashion-mini"),
+        (["run", "sigmoid-mlp", "--seeds", "0"], "--seeds"),
+        (["report", "/nonexistent"], "holds no run"),
+    ],
+)
+def test_what_cannot_run_is_said(arguments, message, tmp_path):
+    done = lab(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_not_overwritten(unbroken):
+    directory, _ = unbroken
+    before = measured(directory)
+    done = lab(*QUICK, "--out", directory)
+    assert done.returncode == 2
+    assert "holds a run already" in done.stderr
+    assert measured(directory) == before
+
+
+def test_the_experiments_are_listed():
+    done = lab("list", "--format", "json")
+    assert [row["name"] for row in json.loads(done.stdout)] == ["sigmoid-mlp"]

@@ -1,0 +1,20 @@
+import pytest
+import report_samples
+from browser import NAMES, Browser, find_browser
+
+from normkit.lab.report import write_report
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory):
+    return write_report(report_samples.sections(), tmp_path_factory.mktemp("report") / "report.html")
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    executable = find_browser()
+    if executable is None:
+        pytest.skip(f"needs a browser: none of {', '.join(NAMES)} is found. Install one: apt-get install chromium")
+    started = Browser(executable, tmp_path_factory.mktemp("profile"))
+    yield started
+    started.close()
