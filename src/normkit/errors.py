@@ -27,3 +27,7 @@ class DistributedError(NormkitError, RuntimeError):
 
 class BackendError(NormkitError, RuntimeError):
     """A backend that was asked for by name, and cannot run."""
+
+
+class MissingExtraError(NormkitError, ImportError):
+    """A package of an optional extra that is not installed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Outcome = Literal["supported", "contradicted", "unclear"]
@@ -30,6 +30,16 @@ class Curve:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     is_published: bool = False  # read from a paper, not measured here
+
+    def above(self, floor: float) -> Curve:
+        """The points from this height on."""
+        kept = [i for i, y in enumerate(self.y) if y >= floor]
+
+        def of(values: Sequence[float]) -> list[float]:
+            return [values[i] for i in kept]
+
+        low, high = (None if values is None else of(values) for values in (self.low, self.high))
+        return replace(self, x=of(self.x), y=of(self.y), low=low, high=high)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from normkit.errors import ArgumentError
+from normkit.errors import ArgumentError, MissingExtraError
 from normkit.lab.data import DataError, DataSet, FolderSet, load, load_any
 from normkit.lab.data.crops import Crop
 from normkit.lab.data.reading import read_crops
@@ -189,7 +189,7 @@ def test_a_folder_that_is_no_set(stamps, change, message):
 
 def test_without_pillow(stamps, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(DataError, match=r"needs Pillow.*pip install 'normkit\[lab\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs Pillow.*pip install 'normkit\[lab\]'"):
         load(str(stamps[0]))
 
 

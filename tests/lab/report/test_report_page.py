@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 import pytest
 import report_samples
 
-from normkit.errors import NormkitError
+from normkit.errors import MissingExtraError, NormkitError
 from normkit.lab.findings import Figure, Findings
 from normkit.lab.record import Run
-from normkit.lab.report import MissingExtraError, Section, write_report
+from normkit.lab.report import Section, write_report
 from normkit.lab.report.drawing import COLOURS, SYMBOLS, Style, styles
 from normkit.lab.report.values import MISSING, cell_text, column_texts
 

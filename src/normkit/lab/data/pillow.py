@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Any
 
-from normkit.lab.data.images import DataError
+from normkit.lab.extra import required
 
 
-def pillow() -> ModuleType:
+def pillow() -> Any:
     """The package `PIL` with its module `Image`, or an error that says how to install it."""
-    try:
-        import PIL.Image
-    except ImportError as error:
-        raise DataError(
-            f"Reading image files needs Pillow; it cannot be imported ({error}). Run: pip install 'normkit[lab]'"
-        ) from error
-    return PIL
+    required("PIL.Image", "Reading image files", "Pillow")
+    return required("PIL", "Reading image files", "Pillow")

@@ -10,9 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from normkit.lab.extra import required
 from normkit.lab.findings import Cell, Figure, Table
 from normkit.lab.report.drawing import Key, PointTable, Style, description, drawing, keys, point_table, styles
-from normkit.lab.report.extra import required
 from normkit.lab.report.provenance import Facts, facts_of, states_text
 from normkit.lab.report.section import Section
 from normkit.lab.report.values import cell_text, column_texts, is_number
@@ -64,8 +64,8 @@ def write_report(sections: Sequence[Section], path: Path) -> Path:
 
 
 def _render(sections: Sequence[Section]) -> str:
-    jinja2 = required("jinja2")
-    plotly = _script_text(required("plotly.offline").get_plotlyjs())
+    jinja2 = required("jinja2", "A report")
+    plotly = _script_text(required("plotly.offline", "A report").get_plotlyjs())
     script = _script_text(_resource("static", "report.js"))
     style = styles(sections)
     views = [_section_view(number, section, style) for number, section in enumerate(sections, 1)]
