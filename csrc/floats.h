@@ -62,8 +62,9 @@ template <class V, class S> Coefficients<V> spread(const Coefficients<S>& k) {
           V::all(k.level)};
 }
 template <class V> Coefficients<V> join(Part part, const Coefficients<V>& a, const Coefficients<V>& b) {
-  return {join(part, a.mean, b.mean), join(part, a.unit, b.unit), join(part, a.gain, b.gain), join(part, a.bias, b.bias),
-          join(part, a.scale, b.scale), join(part, a.slope, b.slope), join(part, a.level, b.level)};
+  return {join(part, a.mean, b.mean),   join(part, a.unit, b.unit),   join(part, a.gain, b.gain),
+          join(part, a.bias, b.bias),   join(part, a.scale, b.scale), join(part, a.slope, b.slope),
+          join(part, a.level, b.level)};
 }
 template <class V, class S, class How> Coefficients<V> load(const ColumnCoefficients<S>& k, int64_t i, How how) {
   return {V::load(k.mean + i, how), V::load(k.unit + i, how), V::load(k.gain + i, how), V::load(k.bias + i, how),
@@ -111,7 +112,8 @@ NK_FLAT inline void sum_runs(const float* x, int64_t runs, int64_t n, const doub
 }
 
 template <int K>
-NK_FLAT void sum_columns(const float* x, int64_t stride, int64_t n, const double* shift, double* first, double* second) {
+NK_FLAT void sum_columns(const float* x, int64_t stride, int64_t n, const double* shift, double* first,
+                         double* second) {
   const int64_t ahead = ahead_of_rows<K, float>(stride);
   across<Lanes>(n, [&](int64_t j, auto how) {
     const Lanes about = Lanes::load(shift + j, how);
@@ -175,8 +177,8 @@ template <class T, Activation A, bool R, bool I> struct Apply {
   using S = typename V::Scalar;
   using F = Formula<V, A, R, I>;
 
-  // Runs of n values, one after another, with coefficients of their own: body(first, how, stream, coefficients). A vector
-  // that begins in one run ends in the next, so that `out` is written in whole vectors; a run is no shorter than one.
+  // Runs of n values, one after another, with coefficients of their own: body(first, how, stream, coefficients). A
+  // vector that begins in one run ends in the next, so that `out` is written in whole vectors; a run is at least one.
   template <class Body>
   static void across_runs(const T* out, int64_t runs, int64_t n, const Coefficients<S>* k, bool stream, Body body) {
     constexpr int64_t w = V::width;
@@ -216,10 +218,10 @@ template <class T, Activation A, bool R, bool I> struct Apply {
     });
   }
 
-  // K rows of n columns, a strip of columns at a time: what is written goes nearly in memory's order, so that whole lines
-  // leave at once, and what the strip's columns need stays near while its rows are worked on.
+  // K rows of n columns, a strip of columns at a time: what is written goes nearly in memory's order, so that whole
+  // lines leave at once, and what the strip's columns need stays near while its rows are worked on.
   static constexpr int64_t kStrip = 256;
-  template <int K, class Body> static void by_strip(int64_t stride, int64_t n, Body body) {  // body(index, column, size)
+  template <int K, class Body> static void by_strip(int64_t stride, int64_t n, Body body) {  // (index, column, size)
     for (int64_t first = 0; first < n; first += kStrip) {
       for (int row = 0; row < K; ++row) body(row * stride + first, first, std::min(kStrip, n - first));
     }
@@ -264,7 +266,8 @@ template <Activation A, bool R, bool I> struct Wide {
   using F = Formula<V, A, R, I>;
   using Gradient = typename F::Gradient;
 
-  NK_FLAT static void sum_runs(Backward<float> m, int64_t runs, int64_t n, const Coefficients<double>* k, Pending* sums) {
+  NK_FLAT static void sum_runs(Backward<float> m, int64_t runs, int64_t n, const Coefficients<double>* k,
+                               Pending* sums) {
     constexpr int64_t w = V::width;
     for (int64_t run = 0; run < runs; ++run, m = m.at(n)) {
       const auto c = spread<V>(k[run]);
@@ -296,8 +299,8 @@ template <Activation A, bool R, bool I> struct Wide {
   }
 
   template <int K>
-  NK_FLAT static void sum_rows(Backward<float> m, int64_t stride, int64_t n, ColumnCoefficients<double> k, double* first,
-                       double* second) {
+  NK_FLAT static void sum_rows(Backward<float> m, int64_t stride, int64_t n, ColumnCoefficients<double> k,
+                               double* first, double* second) {
     const int64_t ahead = ahead_of_rows<K, float>(stride);
     across<V>(n, [&](int64_t j, auto how) {
       const auto c = load<V>(k, j, how);
@@ -313,8 +316,8 @@ template <Activation A, bool R, bool I> struct Wide {
     });
   }
 
-  // K lines of one group, each with its own statistics: what a column needs is loaded once for all of them. All are read
-  // before any is written: lines may lie a page apart, and a load then waits for a store that seems to go to its place.
+  // K lines of one group, each with its own statistics: what a column needs is loaded once for all of them. All are
+  // read before any is written: lines may lie a page apart, and a load then waits for a store to what seems its place.
   template <int K> struct Statistics {
     V mean[K], unit[K], slope[K], level[K];
     explicit Statistics(const LineCoefficients* k) {
@@ -349,8 +352,8 @@ template <Activation A, bool R, bool I> struct Wide {
 
   // Sums of the gradient times the weight, and of that times the centred value.
   template <int K>
-  NK_FLAT static void sum_lines(Backward<float> m, int64_t stride, int64_t n, const LineCoefficients* k, LineParameters p,
-                                Pending* sums) {
+  NK_FLAT static void sum_lines(Backward<float> m, int64_t stride, int64_t n, const LineCoefficients* k,
+                                LineParameters p, Pending* sums) {
     const Statistics<K> statistics(k);
     V a[K], b[K];
     for (int line = 0; line < K; ++line) { a[line] = sums[line].first; b[line] = sums[line].second; }
@@ -420,7 +423,8 @@ template <class T> struct Inner {
     using W = typename Of<A, R, I>::Wide;
     return {P::forward_runs, P::backward_runs, W::sum_runs,
             {P::template forward_rows<1>, P::template backward_rows<1>, W::template sum_rows<1>},
-            {P::template forward_rows<kTogether>, P::template backward_rows<kTogether>, W::template sum_rows<kTogether>},
+            {P::template forward_rows<kTogether>, P::template backward_rows<kTogether>,
+             W::template sum_rows<kTogether>},
             {W::template forward_lines<1>, W::template sum_lines<1>, W::template backward_lines<1>},
             {W::template forward_lines<kTogether>, W::template sum_lines<kTogether>,
              W::template backward_lines<kTogether>}};

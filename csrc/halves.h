@@ -44,8 +44,8 @@ inline void narrow(float v, f16& out) {
   out.bits = uint16_t(sign | ((rounded - 0x38000000u) >> 13));
 }
 
-// What a float loses is far below what a store to half precision rounds, so that values may be applied in float. Sums are
-// another matter.
+// What a float loses is far below what a store to half precision rounds, so that values may be applied in float. Sums
+// are another matter.
 #if defined(NK_AVX512)
 
 inline __m256i load_halves(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
@@ -170,7 +170,9 @@ template <class T> struct HalfLanes {
   static HalfLanes load_written(const float* p) { return load(p); }
   static HalfLanes load(const T* p, Whole = {}) { return {widen(*p)}; }
   template <class P> static HalfLanes load(const P*, Part) { return {0}; }  // a whole is one lane: there are no parts
-  template <class How> static HalfLanes load_unless(Mask off, const T* p, How how) { return off ? all(0) : load(p, how); }
+  template <class How> static HalfLanes load_unless(Mask off, const T* p, How how) {
+    return off ? all(0) : load(p, how);
+  }
   void store(float* p) const { *p = v; }
   void store(T* p, Whole = {}) const { narrow(v, *p); }
   void store(T*, Part) const {}

@@ -154,8 +154,8 @@ inline void stream_line(const char* from, char* to) { std::memcpy(to, from, 64);
 
 #endif
 
-// Every call inside is inlined. Otherwise what a lambda captures stays in memory, where a vector's store may have changed
-// it, and is loaded again for every vector.
+// Every call inside is inlined. Otherwise what a lambda captures stays in memory, where a vector's store may have
+// changed it, and is loaded again for every vector.
 #if defined(__GNUC__)
 #define NK_FLAT __attribute__((flatten))
 #else

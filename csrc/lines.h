@@ -39,7 +39,8 @@ template <class T> struct Lines {
   // ---- how lines are gone over: those of a few examples at a time, of which those of one group share their parameters
 
   // Examples per task: many enough to share out, few enough that what tasks keep per column stays small.
-  int64_t height = std::max({int64_t(kTogether), 64 * 1024 / std::max<int64_t>(1, width), ceil_div(job.populations, 64)});
+  static constexpr int64_t kTaskValues = 64 * 1024, kMostTasks = 64;
+  int64_t height = std::max({int64_t(kTogether), kTaskValues / width, ceil_div(job.populations, kMostTasks)});
   int64_t tasks = ceil_div(job.populations, height);
   template <class F> void by_examples(ParallelFor parallel_for, F f) const {  // f(task, first example, last example)
     run(parallel_for, tasks, [&](int64_t t) {

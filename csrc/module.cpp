@@ -302,7 +302,7 @@ PyMethodDef methods[] = {
     {"forward", reinterpret_cast<PyCFunction>(py_forward), METH_FASTCALL, "Moments, and x normalised with them."},
     {"evaluate", reinterpret_cast<PyCFunction>(py_evaluate), METH_FASTCALL, "x normalised with the moments given."},
     {"backward", reinterpret_cast<PyCFunction>(py_backward), METH_FASTCALL, "Gradients of a forward or an evaluation."},
-    {"backward_sums", reinterpret_cast<PyCFunction>(py_backward_sums), METH_FASTCALL, "What ranks share of a gradient."},
+    {"backward_sums", reinterpret_cast<PyCFunction>(py_backward_sums), METH_FASTCALL, "What ranks share of gradients."},
     {"backward_apply", reinterpret_cast<PyCFunction>(py_backward_apply), METH_FASTCALL, "A gradient from shared sums."},
     {"copy", reinterpret_cast<PyCFunction>(py_copy), METH_FASTCALL, "Copy past the cache: what memory alone takes."},
     {"use_threads", py_use_threads, METH_O, "Use torch's threads: the address of its torch_parallel_for."},

@@ -51,7 +51,7 @@ template <class T> struct Planes {
     });
   }
 
-  // Segments of runs, in a fixed order, for few and large groups: f(segment, population, example, channel, first, size).
+  // Segments of runs, in a fixed order, for few large groups: f(segment, population, example, channel, first, size).
   int64_t parts = ceil_div(s, kSegment), segments_per_population = job.examples * channels * parts;
   template <class F> void segments(ParallelFor parallel_for, F f) const {
     run(parallel_for, job.populations * segments_per_population, [&](int64_t i) {
@@ -114,7 +114,9 @@ template <class T> struct Planes {
       moments(p, g0, g1);
       const auto k = applied(coefficients(p, g0, g1));
       // Back to front: what was read last is still in cache.
-      for (int64_t e = job.examples - 1; e >= 0; --e) apply(at(p, e, g0 * job.channels), int64_t(k.size()), s, k.data());
+      for (int64_t e = job.examples - 1; e >= 0; --e) {
+        apply(at(p, e, g0 * job.channels), int64_t(k.size()), s, k.data());
+      }
     });
   }
 
@@ -263,7 +265,9 @@ template <class T> struct Planes {
       Sums& to = all[p * channels + c];
       to.first += add.first; to.second += add.second;
     });
-    for (int64_t p = 0; p < job.populations; ++p) for (int64_t c = 0; c < channels; ++c) keep(p, c, all[p * channels + c]);
+    for (int64_t p = 0; p < job.populations; ++p) {
+      for (int64_t c = 0; c < channels; ++c) keep(p, c, all[p * channels + c]);
+    }
   }
 };
 

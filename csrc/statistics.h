@@ -22,8 +22,8 @@ template <class F> void run(ParallelFor parallel_for, int64_t tasks, F f) {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Numbers for every column, in several arrays that begin with a line of memory each, so that no vector of them spans two;
-// and not a page apart, because loads and stores whose addresses differ by a multiple of 4096 wait for one another.
+// Numbers for every column, in several arrays that begin with a line of memory each, so that no vector of them spans
+// two; and not a page apart: loads and stores whose addresses differ by a multiple of 4096 wait for one another.
 template <class N> class Arrays {
   struct alignas(64) Line { N numbers[64 / sizeof(N)]; };
   static constexpr int64_t kGap = 3;
@@ -31,7 +31,8 @@ template <class N> class Arrays {
   std::vector<Line> memory;
 
  public:
-  Arrays(int64_t arrays, int64_t size) : lines(ceil_div(size * int64_t(sizeof(N)), 64) + kGap), memory(arrays * lines) {}
+  Arrays(int64_t arrays, int64_t size)
+      : lines(ceil_div(size * int64_t(sizeof(N)), 64) + kGap), memory(arrays * lines) {}
   N* operator[](int64_t array) { return memory[array * lines].numbers; }
   const N* operator[](int64_t array) const { return memory[array * lines].numbers; }
 };
