@@ -66,6 +66,12 @@ def test_the_close_up_is_of_the_same_curves():
     assert [list(curve.x) for curve in close.curves] == [[200, 300], [200, 300]]
 
 
+def test_accuracy_is_shown_against_time_too():
+    timed = EXPERIMENT.findings(run_of([0.3, 0.5, 0.7], [0.6, 0.7, 0.8])).figures[2]
+    assert timed.x_title == "seconds of training"
+    assert [list(curve.x) for curve in timed.curves] == [[0, 10, 20, 30]] * 2
+
+
 def test_on_mnist_the_papers_curves_are_drawn_along():
     curves = EXPERIMENT.findings(run_of([0.3] * 3, [0.6] * 3, data="mnist")).figures[0].curves
     names = [(curve.name, curve.is_published) for curve in curves]

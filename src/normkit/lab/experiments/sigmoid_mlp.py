@@ -175,8 +175,8 @@ def _steps_table(levels: Sequence[float], plain: Sequence[TrialRecord], bn: Sequ
 
 
 def _accuracy_figures(run: Run, plain: Sequence[TrialRecord], bn: Sequence[TrialRecord]) -> list[Figure]:
-    """All of the training, and the same from where the curves come near their ends."""
-    curves = [curve_over_seeds(PLAIN, plain), curve_over_seeds(BN, bn)]
+    """All of the training, the same from where the curves come near their ends, and against time."""
+    curves, timed = ([curve_over_seeds(PLAIN, plain, x=x), curve_over_seeds(BN, bn, x=x)] for x in ("step", "seconds"))
     if run.header["data"] == "mnist":
         curves += published("a")
     note, axes = "Median and range over seeds.", ("steps", "accuracy")
@@ -184,6 +184,7 @@ def _accuracy_figures(run: Run, plain: Sequence[TrialRecord], bn: Sequence[Trial
     return [
         Figure("Test accuracy", *axes, curves, note),
         Figure("Test accuracy, close up", *axes, [curve.above(floor) for curve in curves], note),
+        Figure("Test accuracy against time", "seconds of training", "accuracy", timed, note),
     ]
 
 
