@@ -86,6 +86,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
         (["run", "sigmoid-mlp", "--scale", "desc"], "Did you mean 'desk'?"),
         (["run", "sigmoid-mlp", "--data", "fashion-mni"], "fashion-mini"),
         (["run", "sigmoid-mlp", "--seeds", "0"], "--seeds"),
+        (["run", "sigmoid-mlp", "--out", "none", "--resume"], "holds no run that could be resumed"),
         (["report", "/nonexistent"], "holds no run"),
     ],
 )
@@ -103,6 +104,13 @@ def test_a_run_is_not_overwritten(unbroken):
     assert done.returncode == 2
     assert "holds a run already" in done.stderr
     assert measured(directory) == before
+
+
+def test_another_run_is_not_gone_on_with(unbroken):
+    directory, _ = unbroken
+    done = lab("run", "sigmoid-mlp", "--seeds", 3, "--out", directory, "--resume")
+    assert done.returncode == 2
+    assert "has seeds 2: --resume goes on with just that run" in done.stderr
 
 
 def test_the_experiments_are_listed():

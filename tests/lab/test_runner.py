@@ -65,7 +65,8 @@ def test_another_run_is_not_gone_on_with(tmp_path, other, message):
 
 def test_where_there_is_no_run_none_is_gone_on_with(tmp_path):
     with pytest.raises(ArgumentError, match="holds no run that could be resumed"):
-        run(PLAN, tmp_path, True, jobs=1)
+        run(PLAN, tmp_path / "none", True, jobs=1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_is_written_by_one_process(tmp_path):

@@ -65,8 +65,9 @@ def _plan(name: str, scale: str, data: str | None, seeds: int | None, directory:
     experiment = experiment_named(name)
     if scale not in SCALES:
         raise ArgumentError(f"--scale must be one of {', '.join(SCALES)}; got {scale!r}.{nearest(scale, list(SCALES))}")
-    if resume and (directory / "run.json").exists():
-        return read_plan(directory)
+    if resume:  # what is asked for and differs from the run is refused by it
+        found = read_plan(directory)
+        return found._replace(experiment=name, data=data or found.data, seeds=seeds or found.seeds)
     from normkit.lab import data as sets  # only a run needs them
 
     chosen = data or experiment.data

@@ -52,6 +52,8 @@ class Plan(NamedTuple):
 def run(plan: Plan, directory: Path, resume: bool, jobs: int | None = None, progress: Progress | None = None) -> None:
     """Run all trials of a plan that have not ended; interrupted, what was done is kept and can be resumed."""
     progress = progress or Progress(quiet=True)
+    if resume:
+        read_plan(directory)  # before a directory is made where there was none
     with locked(directory):
         _agree(plan, directory, resume)
         trials = plan.trials()
