@@ -69,7 +69,7 @@ def test_a_killed_run_is_gone_on_with_side_by_side(unbroken, tmp_path):
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     directory = tmp_path / "stopped"
-    command = [*LAB, *QUICK, "--out", str(directory), "--jobs", "1"]
+    command = [*LAB, "run", "sigmoid-mlp", "--out", str(directory), "--jobs", "1"]  # far longer than the test waits
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while not list((directory / "records").glob("*.jsonl")):
         time.sleep(0.02)

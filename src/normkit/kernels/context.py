@@ -17,8 +17,8 @@ def is_recomputing() -> bool:
 
 
 def is_ordinary() -> bool:
-    """Whether a call that is not being compiled is what it seems: nobody traces, watches or repeats it."""
-    return torch._C._get_tracing_state() is None and torch._C._current_graph_task_id() == -1 and not is_watched()
+    """Whether a call that is not being compiled is what it seems: nobody traces or watches it."""
+    return torch._C._get_tracing_state() is None and not is_watched()
 
 
 def is_transformed(t: Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normkit.errors import ArgumentError, BackendError
 from normkit.kernels import core, native, plans, reference
-from normkit.kernels.context import is_exporting, is_ordinary, is_transformed_or_dual
+from normkit.kernels.context import is_exporting, is_ordinary, is_recomputing, is_transformed_or_dual
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
@@ -126,7 +126,7 @@ def normalize_and_update_(
 
 
 # ---- ordinary calls: of a small tensor, questions take most of the time. None leaves a call, and what may be wrong
-# with it, to the long way. Their callers know that nothing is being compiled.
+# with it, to the long way. Their callers know that x is a plain tensor and that nothing is being compiled.
 
 
 def layer_call(
@@ -148,7 +148,7 @@ def batch_norm_step_(
     *terms: Any,
 ) -> Tensor | None:
     """A batch norm's step of training, as `normalize_and_update_`."""
-    if not _is_plain_memory(mean, var) or mean.is_inference():
+    if is_recomputing() or not _is_plain_memory(mean, var) or mean.is_inference():
         return None
     plan = _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)
     if plan is None:
@@ -186,7 +186,6 @@ def _plan_of_layer(
     if (
         _requested == "reference"
         or core.WHY_NOT is not None
-        or type(x) is not Tensor
         or not x.is_cpu
         or not (weight is None or weight.dtype is torch.float32)
         or not (bias is None or bias.dtype is torch.float32)

@@ -53,7 +53,8 @@ class NormLayer(nn.Module):
         cls._has_ordinary = all(own <= _place(cls, method) for method in cls._behind_call)
 
     def _run(self, input: Tensor, *, residual: Tensor | None = None, **extras: Any) -> Tensor:
-        if self._has_ordinary and residual is None and extras.get("mask") is None and not torch.compiler.is_compiling():
+        is_simple = type(input) is Tensor and residual is None and extras.get("mask") is None
+        if is_simple and self._has_ordinary and not torch.compiler.is_compiling():
             y = self._run_ordinary(input)
             if y is not None:
                 return y
