@@ -67,14 +67,22 @@ def test_a_killed_run_is_gone_on_with_side_by_side(unbroken, tmp_path):
     assert measured(directory) == measured(unbroken[0])
 
 
+def heed_ctrl_c():
+    """What a shell starts in the background is told to ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     directory = tmp_path / "stopped"
     command = [*LAB, "run", "sigmoid-mlp", "--out", str(directory), "--jobs", "1"]  # far longer than the test waits
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not list((directory / "records").glob("*.jsonl")):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c) as process:
+        try:
+            while not list((directory / "records").glob("*.jsonl")):
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert f"normkit lab run sigmoid-mlp --out {directory} --resume" in said
 

@@ -1,6 +1,7 @@
 """Moving average batch norm: from the warmup to the rings, forwards and backwards, saved and computed again."""
 
 import copy
+import importlib
 
 import numpy as np
 import pytest
@@ -172,6 +173,7 @@ def test_past_the_warmup_the_formula_itself_is_differentiated():
 
 
 def test_the_compilers_operators_keep_torchs_rules():
+    importlib.import_module("normkit.kernels.compiled")  # defines them
     x, ring = batch(), torch.randn(4, 3, dtype=torch.float64)
     per_channel = torch.rand(1, 3, 1, 1, dtype=torch.float64) + 1
     here = (torch.arange(4) == 2)[:, None]
