@@ -70,7 +70,8 @@ def slack_of(p: Problem) -> dict[str, Tensor]:
     relative = DOUBLE * (1 + size * inverse_std)  # a mean is as exact as its values are large
     e_xhat = relative * (1 + xhat.abs())
     z = xhat * weight + bias + residual
-    applied = FLOAT if p.tensors["x"].dtype.itemsize == 2 else DOUBLE
+    is_line = p.family in ("layer", "rms") and ("weight" in p.tensors or "bias" in p.tensors)  # worked in double
+    applied = FLOAT if p.tensors["x"].dtype.itemsize == 2 and not is_line else DOUBLE
     e_z = weight.abs() * e_xhat + applied * ((xhat * weight).abs() + bias.abs() + residual.abs())
     dz, e_dz = _behind_activation(p, dy, z, e_z)
     g, e_g = dz * weight, e_dz * weight.abs()

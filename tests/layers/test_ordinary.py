@@ -86,6 +86,15 @@ def test_a_parametrized_parameter_is_not_overlooked(layer, x):
         parametrize.remove_parametrizations(layer, name, leave_parametrized=False)
 
 
+def test_a_counter_of_another_type_is_not_written_beyond_its_end():
+    layer, memory = nk.BatchNorm1d(3), torch.zeros(2, dtype=torch.int32)
+    memory[:] = torch.tensor([-1, 77])  # counted as one long number, it would carry
+    layer.num_batches_tracked = memory[0]
+    for _ in range(3):
+        layer(torch.randn(5, 3))
+    assert memory.tolist() == [2, 77]
+
+
 def test_a_subclass_that_computes_otherwise_is_asked(layer, x):
     class Other(type(layer)):
         def _compute(self, input, **kwargs):

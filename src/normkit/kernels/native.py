@@ -344,6 +344,8 @@ def update_of(stored: Moments, momentum: float | Tensor | None) -> tuple[float, 
     ):
         return None
     if type(count) is Tensor:
+        if count.dtype is not torch.int64 or not count.is_cpu:
+            return None
         return (mean.data_ptr(), var.data_ptr(), count.data_ptr(), wide, momentum)
     return (mean.data_ptr(), var.data_ptr(), 0, wide, momentum) if isinstance(count, int) else None
 

@@ -150,6 +150,8 @@ def batch_norm_step_(
     """A batch norm's step of training, as `normalize_and_update_`."""
     if is_recomputing() or not _is_plain_memory(mean, var) or mean.is_inference():
         return None
+    if count.dtype is not torch.int64 or not count.is_cpu:
+        return None
     plan = _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)
     if plan is None:
         return None

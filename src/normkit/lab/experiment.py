@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -51,7 +51,7 @@ class Training:
     measure: Callable[[nn.Module], dict[str, Any]]  # in evaluation mode and without gradients
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     rate: Callable[[int], float] | None = None  # the learning rate before this step; None: as the optimizer has it
-    chance: float = field(default=0.0)  # an accuracy not above it at the end is a divergence
+    chance: float = 0.0  # an accuracy not above it at the end is a divergence
 
 
 class Experiment(abc.ABC):

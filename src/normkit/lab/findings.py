@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Outcome = Literal["supported", "contradicted", "unclear"]
@@ -63,4 +63,4 @@ class Findings:
     reasons: Sequence[str]  # each a sentence with the numbers it rests on
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
-    notes: Sequence[str] = field(default=())  # what a reader should know before believing it
+    notes: Sequence[str] = ()  # what a reader should know before believing it

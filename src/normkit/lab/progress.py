@@ -13,9 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from normkit.lab.experiment import Trial
-from normkit.lab.record import Line
 
-_EVERY = 0.1  # seconds between two updates of a bar
+EVERY = 0.1  # seconds between two updates of a bar
 
 
 class Progress:
@@ -27,10 +26,8 @@ class Progress:
         self._bars: Bars | None = None
         self._tasks: dict[str, TaskID] = {}
         self._all: TaskID | None = None
-        self._taken: dict[str, int] = {}
-        self._steps: dict[str, int] = {}
         self._shown = 0.0
-        self._last: dict[str, Line] = {}
+        self._last: dict[str, float | None] = {}
         self._started = 0.0
 
     @contextmanager
@@ -55,17 +52,17 @@ class Progress:
             yield
         self._bars = None
 
-    def step(self, trial: Trial, step: int, steps: int, measured: Line) -> None:
+    def step(self, trial: Trial, step: int, steps: int, accuracy: float | None) -> None:
         """A trial has taken a step."""
-        self._taken[trial.name], self._steps[trial.name], self._last[trial.name] = step, steps, measured
-        if self._bars is None or (time.monotonic() - self._shown < _EVERY and step < steps):
+        self._last[trial.name] = accuracy
+        if self._bars is None or (time.monotonic() - self._shown < EVERY and step < steps):
             return
         self._shown = time.monotonic()
         if trial.name not in self._tasks:
             title = f"{trial.arm.name}, seed {trial.seed}"
             self._tasks[trial.name] = self._bars.add_task(title, total=steps, completed=step, rate="", note="")
         task = self._tasks[trial.name]
-        self._bars.update(task, completed=step, note=_note(measured))
+        self._bars.update(task, completed=step, note=_note(accuracy))
         speed = self._bars.tasks[self._bars.task_ids.index(task)].speed
         self._bars.update(task, rate=f"{speed:.0f} steps/s" if speed else "")
 
@@ -77,10 +74,9 @@ class Progress:
                 self._bars.remove_task(self._tasks.pop(trial.name))
         elif not self._quiet:
             after = time.monotonic() - self._started
-            note = _note(self._last.get(trial.name, {}))
+            note = _note(self._last.get(trial.name))
             print(f"{trial.name}: ended after {after:.0f} s{', ' + note if note else ''}", file=sys.stderr, flush=True)
 
 
-def _note(measured: Line) -> str:
-    accuracy = measured.get("accuracy")
+def _note(accuracy: float | None) -> str:
     return "" if accuracy is None else f"accuracy {accuracy:.4f}"

@@ -7,6 +7,7 @@ import fcntl
 import json
 import multiprocessing
 import queue
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +19,9 @@ import torch
 
 from normkit.environment import count_cores
 from normkit.errors import ArgumentError, NormkitError
-from normkit.lab.experiment import Arm, Scale, Trial
+from normkit.lab.experiment import Scale, Trial
 from normkit.lab.experiments import experiment_named
-from normkit.lab.progress import Progress
+from normkit.lab.progress import EVERY, Progress
 from normkit.lab.record import RECORDS
 from normkit.lab.trial import is_ended, run_trial, trial_paths
 
@@ -82,21 +83,15 @@ def _run_here(trials: Sequence[Trial], directory: Path, resume: bool, progress: 
 # ---- side by side
 
 
-class _Job(NamedTuple):
-    trial: Trial
-    directory: str
-    resume: bool
-
-
 def _run_beside(trials: Sequence[Trial], directory: Path, resume: bool, jobs: int, progress: Progress) -> None:
     context = multiprocessing.get_context("spawn")
     todo: Any = context.Queue()
     said: Any = context.Queue()
     for trial in trials:
-        todo.put(_Job(_plain(trial), str(directory), resume))
+        todo.put(trial)
     for _ in range(jobs):
         todo.put(None)
-    workers = [context.Process(target=_work, args=(todo, said), daemon=True) for _ in range(jobs)]
+    workers = [context.Process(target=_work, args=(todo, said, directory, resume), daemon=True) for _ in range(jobs)]
     for worker in workers:
         worker.start()
     try:
@@ -128,19 +123,12 @@ def _listen(said: Any, workers: Sequence[BaseProcess], trials: int, progress: Pr
             raise TrialError(f"{trial.name} failed: {rest[0]}")
 
 
-def _work(todo: Any, said: Any) -> None:
+def _work(todo: Any, said: Any, directory: Path, resume: bool) -> None:
     """A worker: one thread, one trial after another."""
     torch.set_num_threads(1)
-    for job in iter(todo.get, None):
-        trial, directory, resume = job
+    for trial in iter(todo.get, None):
         try:
-            run_trial(
-                experiment_named(trial.experiment),
-                trial,
-                Path(directory),
-                resume,
-                lambda *step, trial=trial: said.put(("step", trial, *step)),
-            )
+            run_trial(experiment_named(trial.experiment), trial, directory, resume, _Teller(said, trial))
         except NormkitError as error:
             said.put(("failed", trial, str(error)))
         except OSError as error:
@@ -151,8 +139,17 @@ def _work(todo: Any, said: Any) -> None:
             said.put(("end", trial))
 
 
-def _plain(trial: Trial) -> Trial:
-    return trial._replace(arm=Arm(trial.arm.name, dict(trial.arm.settings)))
+class _Teller:
+    """Tells of a trial's steps, but not more often than anybody looks: a message costs as much as a small step."""
+
+    def __init__(self, said: Any, trial: Trial) -> None:
+        self._said, self._trial, self._told = said, trial, 0.0
+
+    def __call__(self, step: int, steps: int, accuracy: float | None) -> None:
+        now = time.monotonic()
+        if now - self._told >= EVERY or step == steps:
+            self._told = now
+            self._said.put(("step", self._trial, step, steps, accuracy))
 
 
 def disk_trouble(error: OSError) -> str:

@@ -23,6 +23,7 @@ def save_state(state: Mapping[str, Any], path: Path) -> None:
     """Write a state; whoever reads finds the old one or the new one, never a part."""
     tensors: dict[str, Tensor] = {}
     shape = json.dumps(_detach(state, tensors))
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
     save_file(tensors or {"0": torch.empty(0)}, beside, metadata={"state": shape})
     with open(beside, "rb") as file:

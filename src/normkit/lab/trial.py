@@ -20,7 +20,7 @@ from normkit.lab.record import RECORDS, Line, RecordError, RecordWriter, read_tr
 from normkit.lab.state import load_state, save_state
 
 CHECKPOINTS = "checkpoints"
-Notify = Callable[[int, int, Line], None]  # steps taken, steps in all, what was measured last
+Notify = Callable[[int, int, float | None], None]  # steps taken, steps in all, the accuracy measured last
 
 
 def run_trial(experiment: Experiment, trial: Trial, directory: Path, resume: bool, notify: Notify) -> None:
@@ -31,22 +31,20 @@ def run_trial(experiment: Experiment, trial: Trial, directory: Path, resume: boo
     with _own_random_state(trial.seed):
         training = experiment.training(trial)
         clock = _Clock()
-        step, size = 0, 0
+        step, size, accuracy = 0, 0, None
         if resume and checkpoint.exists():
-            step, size = _restore(training, clock, load_state(checkpoint), record, trial)
+            step, size, accuracy = _restore(training, clock, load_state(checkpoint), record, trial)
         with RecordWriter(record, size) as writer:
             if size == 0:  # not even begun
                 writer.write(header(trial, training))
                 _measure_start(training, clock, writer, checkpoint)
-            _train(training, step, clock, writer, checkpoint, notify)
+            _train(training, step, accuracy, clock, writer, checkpoint, notify)
     checkpoint.unlink(missing_ok=True)
 
 
 def trial_paths(trial: Trial, directory: Path) -> tuple[Path, Path]:
     """The files of a trial: its record and its checkpoint."""
-    checkpoint = directory / CHECKPOINTS / f"{trial.name}.safetensors"
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    return directory / RECORDS / f"{trial.name}.jsonl", checkpoint
+    return directory / RECORDS / f"{trial.name}.jsonl", directory / CHECKPOINTS / f"{trial.name}.safetensors"
 
 
 def is_ended(record: Path) -> bool:
@@ -92,13 +90,19 @@ class _Clock:
 
 def _measure_start(training: Training, clock: _Clock, writer: RecordWriter, checkpoint: Path) -> None:
     if training.measure_at(0):
-        _keep(training, 0, clock, writer.write(_measure(training, 0, [], clock)), checkpoint)
+        measured = _measure(training, 0, [], clock)
+        _keep(training, 0, clock, measured.get("accuracy"), writer.write(measured), checkpoint)
 
 
 def _train(
-    training: Training, step: int, clock: _Clock, writer: RecordWriter, checkpoint: Path, notify: Notify
+    training: Training,
+    step: int,
+    accuracy: float | None,
+    clock: _Clock,
+    writer: RecordWriter,
+    checkpoint: Path,
+    notify: Notify,
 ) -> None:
-    measured: Line = {}
     batches = training.batches(step)
     losses: list[float] = []
     while step < training.steps:
@@ -111,9 +115,9 @@ def _train(
         if training.measure_at(step) or step == training.steps:
             measured = _measure(training, step, losses, clock)
             losses.clear()
-            _keep(training, step, clock, writer.write(measured), checkpoint)
-        notify(step, training.steps, measured)
-    accuracy = measured.get("accuracy")
+            accuracy = measured.get("accuracy")
+            _keep(training, step, clock, accuracy, writer.write(measured), checkpoint)
+        notify(step, training.steps, accuracy)
     if accuracy is not None and accuracy <= training.chance:
         writer.write(_end("diverged", step, clock, f"the accuracy is {accuracy:.3f}, no better than chance"))
     else:
@@ -150,9 +154,10 @@ def _end(status: str, step: int, clock: _Clock, why: str | None = None) -> Line:
 # ---- checkpoints: taken when a line has been written, so that what is in a record and in a checkpoint is one state
 
 
-def _keep(training: Training, step: int, clock: _Clock, size: int, checkpoint: Path) -> None:
+def _keep(training: Training, step: int, clock: _Clock, accuracy: float | None, size: int, checkpoint: Path) -> None:
     state = {
         "step": step,
+        "accuracy": accuracy,
         "seconds": clock.seconds,
         "record": size,
         "model": training.model.state_dict(),
@@ -162,8 +167,10 @@ def _keep(training: Training, step: int, clock: _Clock, size: int, checkpoint: P
     save_state(state, checkpoint)
 
 
-def _restore(training: Training, clock: _Clock, state: Line, record: Path, trial: Trial) -> tuple[int, int]:
-    """Bring everything back to a checkpoint; return its step and the length of the record there."""
+def _restore(
+    training: Training, clock: _Clock, state: Line, record: Path, trial: Trial
+) -> tuple[int, int, float | None]:
+    """Bring everything back to a checkpoint; return its step, the record's length and the accuracy there."""
     found = read_trial(record).header
     wanted = {"settings": dict(trial.arm.settings), "scale": trial.scale, "data": trial.data, "steps": training.steps}
     other = [key for key, value in wanted.items() if found.get(key) != value]
@@ -175,7 +182,7 @@ def _restore(training: Training, clock: _Clock, state: Line, record: Path, trial
     training.optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"])
     clock.seconds = float(state["seconds"])
-    return int(state["step"]), int(state["record"])
+    return int(state["step"]), int(state["record"]), state["accuracy"]
 
 
 @contextmanager
