@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normkit.errors import ArgumentError, BackendError
-from normkit.kernels import core, native, plans, reference
+from normkit.kernels import core, differentiated, native, plans, reference
 from normkit.kernels.context import is_exporting, is_ordinary, is_recomputing, is_transformed_or_dual
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
@@ -68,7 +68,7 @@ def normalize(
     """
     plan = plan_for(x, recipe, weight, bias, residual, mask)
     if plan is not None:
-        y, both = native.normalize(x, weight, bias, residual, plan, inplace)
+        y, both = differentiated.normalize(x, weight, bias, residual, plan, inplace)
         return y, plan.moments(both)
     if stays_whole(x, recipe, weight, bias, residual, mask):
         y, (mean, var) = torch.ops.normkit.normalize(x, weight, bias, residual, *recipe)
@@ -97,7 +97,7 @@ def normalize_stored(
     if not (torch.is_grad_enabled() and (stored.mean.requires_grad or stored.var.requires_grad)):
         plan = plan_for(x, recipe, weight, bias, residual)
         if plan is not None:
-            return native.normalize_stored(x, stored, weight, bias, residual, plan)
+            return differentiated.normalize_stored(x, stored, weight, bias, residual, plan)
         if stays_whole(x, recipe, weight, bias, residual):
             tensors = (x, weight, bias, residual, stored.mean, stored.var)
             return cast(Tensor, torch.ops.normkit.normalize_stored(*tensors, *recipe)[0])
@@ -120,7 +120,7 @@ def normalize_and_update_(
     update = None if plan is None else native.update_of(stored, momentum)  # who reads pointers asks first who watches
     if plan is None or update is None:
         return None
-    y, _ = native.normalize(x, weight, bias, residual, plan, inplace, update)
+    y, _ = differentiated.normalize(x, weight, bias, residual, plan, inplace, update)
     native.count_update(stored)
     return y
 
@@ -134,7 +134,7 @@ def layer_call(
 ) -> Tensor | None:
     """A layer's call with statistics of x, planned by one of `plans`."""
     plan = _plan_of_layer(plan_of, x, weight, bias, *terms)
-    return None if plan is None else native.call(x, weight, bias, plan)
+    return None if plan is None else differentiated.call(x, weight, bias, plan)
 
 
 def batch_norm_step_(
@@ -156,7 +156,7 @@ def batch_norm_step_(
     if plan is None:
         return None
     update = (mean.data_ptr(), var.data_ptr(), count.data_ptr(), False, momentum)
-    y = native.call(x, weight, bias, plan, update)
+    y = differentiated.call(x, weight, bias, plan, update)
     torch._C._increment_version((mean, var, count))
     return y
 
