@@ -8,7 +8,7 @@ from torch import nn
 
 import normkit as nk
 from normkit.lab.models import Finish, bn_inception, dcgan, initialise_, resnet, sigmoid_mlp, small_inception, unit, vgg
-from normkit.lab.models.units import Join
+from normkit.lab.models.units import Join, PointwiseConv2d
 
 
 def names(norm, activation="relu"):
@@ -149,3 +149,21 @@ def test_preact_leaves_the_shortcut_free():
     nn.init.zeros_(model.branches()[0][-1].weight)
     stem = model.stem(x)
     assert torch.equal(model.stages[0](stem), stem)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_pointwise_convolution_is_torchs(bias, layout):
+    torch.manual_seed(5)
+    ours, theirs = PointwiseConv2d(6, 4, 1, bias=bias).double(), nn.Conv2d(6, 4, 1, bias=bias).double()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(3, 6, 5, 7, dtype=torch.float64).contiguous(memory_format=layout)
+    both = [x.clone().requires_grad_(), x.clone().requires_grad_()]
+    y, expected = ours(both[0]), theirs(both[1])
+    assert y.is_contiguous(memory_format=layout)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(both[0].grad, both[1].grad, rtol=1e-12, atol=1e-12)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-12)

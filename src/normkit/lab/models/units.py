@@ -8,7 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from normkit.activations import LEAKY_SLOPE, ActivationName, check_activation
 from normkit.errors import ArgumentError
@@ -48,6 +50,16 @@ class Finish(NamedTuple):
         return self._replace(activation=None)
 
 
+class PointwiseConv2d(nn.Conv2d):
+    """A 1x1 convolution, which in channels_last is a matrix product: for small maps in half the time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve."""
+        if not x.is_contiguous(memory_format=torch.channels_last):
+            return super().forward(x)
+        return linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
 def unit(layer: nn.Module, channels: int, finish: Finish) -> nn.Sequential:
     """Return `layer`, `norm` and `activation` in a row; what is not wanted, or inside the norm, is not there."""
     return nn.Sequential(OrderedDict([("layer", layer), *_following(channels, finish).items()]))
@@ -55,8 +67,8 @@ def unit(layer: nn.Module, channels: int, finish: Finish) -> nn.Sequential:
 
 def conv_unit(inputs: int, outputs: int, kernel: int, finish: Finish, *, stride: int = 1) -> nn.Sequential:
     """Return the unit of a convolution that keeps the size but for its stride."""
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=finish.bias)
-    return unit(conv, outputs, finish)
+    kind = PointwiseConv2d if kernel == stride == 1 else nn.Conv2d
+    return unit(kind(inputs, outputs, kernel, stride, padding=kernel // 2, bias=finish.bias), outputs, finish)
 
 
 def norm_unit(channels: int, finish: Finish) -> nn.Sequential:
