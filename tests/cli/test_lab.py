@@ -1,7 +1,9 @@
 """`normkit lab`: runs end in a report, and what cannot run is said with exit code 2."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -53,18 +55,44 @@ def test_a_report_is_written_again(unbroken):
     assert last["report"] == str(directory / "report.html")
 
 
-def test_a_killed_run_is_gone_on_with_side_by_side(unbroken, tmp_path):
+def written(directory):
+    return sum(path.stat().st_size for path in (directory / "records").glob("*.jsonl"))
+
+
+def test_killed_ten_times_a_run_ends_with_the_unbroken_records(unbroken, tmp_path):
     directory = tmp_path / "killed"
-    process = subprocess.Popen([*LAB, *QUICK, "--out", str(directory)], start_new_session=True, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not list((directory / "records").glob("*.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stderr.close()
+    for kill in range(10):
+        resume = ["--resume"] if kill else []
+        command = [*LAB, *QUICK, "--out", str(directory), *resume]
+        process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        before, deadline = written(directory), time.monotonic() + 60
+        while written(directory) == before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(random.uniform(0.0, 0.2))  # some of them between two lines, some while one is written
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
     done = lab(*QUICK, "--out", directory, "--resume")
     assert done.returncode == 0, done.stderr
     assert measured(directory) == measured(unbroken[0])
+
+
+def test_workers_do_not_outlive_a_killed_run(tmp_path):
+    directory = tmp_path / "orphans"
+    command = [*LAB, "run", "sigmoid-mlp", "--out", str(directory), "--jobs", "2"]  # far longer than the test waits
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while len(list((directory / "records").glob("*.jsonl"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()  # it alone
+        process.wait()
+        time.sleep(1.0)
+        before = written(directory)
+        time.sleep(1.5)
+        assert written(directory) == before > 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def heed_ctrl_c():

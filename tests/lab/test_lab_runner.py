@@ -1,6 +1,7 @@
 """Runs: side by side or one by one, resumed, refused, and with what goes wrong said."""
 
 import errno
+import fcntl
 import json
 
 import pytest
@@ -19,6 +20,7 @@ def toy(monkeypatch):
     toy = Toy(20)
     for module in (experiments, runner):
         monkeypatch.setattr(module, "experiment_named", lambda name: toy)
+        monkeypatch.setattr(module, "names_in", lambda name: (name,))
     return toy
 
 
@@ -32,6 +34,53 @@ def measured(directory):
 def test_every_arm_meets_every_seed(tmp_path):
     run(PLAN, tmp_path, False, jobs=1)
     assert set(measured(tmp_path)) == {(arm, seed) for arm in ("adam", "sgd", "explodes") for seed in (0, 1)}
+
+
+def test_a_set_is_run_seed_by_seed_each_experiment_with_its_own_seeds_and_data(monkeypatch):
+    class Other(Toy):
+        name, data, seeds = "other", "elsewhere", {"quick": 1}
+
+    toys = {"toy": Toy(), "other": Other()}
+    toys["toy"].seeds = {"quick": 2}
+    monkeypatch.setattr(runner, "experiment_named", toys.__getitem__)
+    monkeypatch.setattr(runner, "names_in", lambda name: ("other", "toy"))
+    trials = Plan("both", "quick").trials()
+    assert [(trial.experiment, trial.seed) for trial in trials[::3]] == [("other", 0), ("toy", 0), ("toy", 1)]
+    assert {trial.experiment: trial.data for trial in trials} == {"other": "elsewhere", "toy": "fashion-mini"}
+    assert {trial.data for trial in Plan("both", "quick", "mnist").trials()} == {"mnist"}
+    assert len(Plan("both", "quick", seeds=3).trials()) == 18
+
+
+def test_a_run_of_a_set_is_read_experiment_by_experiment(tmp_path):
+    run(PLAN, tmp_path, False, jobs=1)
+    whole = read_run(tmp_path)
+    for trial in whole.of("sgd"):
+        trial.header["experiment"] = "other"
+    parts = whole.by_experiment()
+    assert [(part.header["experiment"], len(part.trials)) for part in parts] == [("toy", 4), ("other", 2)]
+
+
+def test_tensorboard_shows_what_was_measured(tmp_path, toy):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    left = iter(range(45))
+
+    def pause():
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    toy.pause = pause
+    with pytest.raises(KeyboardInterrupt):
+        run(PLAN, tmp_path, False, jobs=1, tensorboard=True)
+    toy.pause = None
+    run(PLAN, tmp_path, True, jobs=1, tensorboard=True)
+    for trial in read_run(tmp_path).trials:
+        logged = events.EventAccumulator(str(tmp_path / "tensorboard" / trial.path.stem))
+        logged.Reload()
+        for key in ("accuracy", "loss"):
+            steps, values = trial.series(key)
+            found = logged.Scalars(key) if steps else []
+            assert [event.step for event in found] == steps
+            assert [event.value for event in found] == pytest.approx(values)
 
 
 def test_a_stopped_run_is_gone_on_with(tmp_path, toy):
@@ -75,6 +124,15 @@ def test_a_directory_is_written_by_one_process(tmp_path):
     run(PLAN, tmp_path, False, jobs=1)
 
 
+def test_where_a_worker_of_a_killed_run_is_left_nobody_else_writes(tmp_path):
+    with (
+        runner._locked(tmp_path / runner.WORKERS, fcntl.LOCK_SH),
+        pytest.raises(BusyError, match="Another process is writing"),
+    ):
+        run(PLAN, tmp_path, False, jobs=1)
+    run(PLAN, tmp_path, False, jobs=1)
+
+
 def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device")
     assert "make room and go on with --resume" in runner.disk_trouble(full)
@@ -92,6 +150,7 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path, monkeypatch):
     monkeypatch.undo()
     toy = Toy(20)
     monkeypatch.setattr(runner, "experiment_named", lambda name: toy)
+    monkeypatch.setattr(runner, "names_in", lambda name: (name,))
     run(PLAN, tmp_path / "full", True, jobs=1)
     run(PLAN, tmp_path / "whole", False, jobs=1)
     assert measured(tmp_path / "full") == measured(tmp_path / "whole")

@@ -5,8 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from normkit.lab.findings import Curve
-from normkit.lab.record import TrialRecord
+from normkit.lab.experiment import Arm
+from normkit.lab.findings import Curve, Outcome
+from normkit.lab.record import Run, TrialRecord
+
+
+def is_complete(run: Run, arms: Sequence[Arm]) -> bool:
+    """Whether every arm has ended with every seed that any was begun with."""
+    seeds = {trial.seed for trial in run.trials}
+    return len(run.trials) == len(seeds) * len(arms) and all(trial.end for trial in run.trials)
+
+
+def verdict(holds: Sequence[bool], is_complete: bool) -> Outcome:
+    """For the claim if all of its parts hold, against it if none does, and neither before a run is complete."""
+    if not is_complete:
+        return "unclear"
+    return "supported" if all(holds) else "contradicted" if not any(holds) else "unclear"
 
 
 def steps_to(trial: TrialRecord, level: float, key: str = "accuracy") -> float | None:

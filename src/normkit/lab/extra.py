@@ -8,12 +8,12 @@ from typing import Any
 from normkit.errors import MissingExtraError
 
 
-def required(module: str, what: str, package: str | None = None) -> Any:
-    """Import a module of the extra `lab`; `what` needs it."""
+def required(module: str, what: str, package: str | None = None, extra: str = "lab") -> Any:
+    """Import a module that an extra of ours brings; `what` needs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         name = package or module.partition(".")[0]
         raise MissingExtraError(
-            f"{what} needs {name}, which cannot be imported: {error}. Install it: pip install 'normkit[lab]'."
+            f"{what} needs {name}, which cannot be imported: {error}. Install it: pip install 'normkit[{extra}]'."
         ) from error

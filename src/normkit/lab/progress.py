@@ -59,7 +59,7 @@ class Progress:
             return
         self._shown = time.monotonic()
         if trial.name not in self._tasks:
-            title = f"{trial.arm.name}, seed {trial.seed}"
+            title = f"{trial.experiment}, {trial.arm.name}, seed {trial.seed}"
             self._tasks[trial.name] = self._bars.add_task(title, total=steps, completed=step, rate="", note="")
         task = self._tasks[trial.name]
         self._bars.update(task, completed=step, note=_note(accuracy))

@@ -79,7 +79,7 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class Run:
-    """All trials of one experiment in a directory."""
+    """Trials in a directory."""
 
     path: Path
     trials: Sequence[TrialRecord]
@@ -87,6 +87,13 @@ class Run:
     def of(self, arm: str) -> list[TrialRecord]:
         """The trials of an arm, by seed."""
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
+
+    def by_experiment(self) -> list[Run]:
+        """A run for each experiment whose trials are in it."""
+        names = dict.fromkeys(str(trial.header["experiment"]) for trial in self.trials)
+        return [
+            Run(self.path, [trial for trial in self.trials if trial.header["experiment"] == name]) for name in names
+        ]
 
     @property
     def header(self) -> Line:

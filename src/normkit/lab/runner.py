@@ -1,4 +1,4 @@
-"""Run the trials of an experiment, side by side where cores allow, in a directory that only one process writes to."""
+"""Run the trials of experiments, side by side where cores allow, in a directory that only one process writes to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import multiprocessing
+import os
 import queue
 import time
 import traceback
@@ -20,12 +21,13 @@ import torch
 from normkit.environment import count_cores
 from normkit.errors import ArgumentError, NormkitError
 from normkit.lab.experiment import Scale, Trial
-from normkit.lab.experiments import experiment_named
+from normkit.lab.experiments import experiment_named, names_in
 from normkit.lab.progress import EVERY, Progress
 from normkit.lab.record import RECORDS
 from normkit.lab.trial import is_ended, run_trial, trial_paths
 
 PLAN = "run.json"
+WORKERS = ".workers"  # locked by those that are at work
 
 
 class TrialError(NormkitError, RuntimeError):
@@ -39,18 +41,32 @@ class BusyError(NormkitError, RuntimeError):
 class Plan(NamedTuple):
     """What is to be run: all that `--resume` needs to know."""
 
-    experiment: str
+    name: str  # of an experiment or a set of them
     scale: Scale
-    data: str
-    seeds: int
+    data: str | None = None  # None: each experiment's own
+    seeds: int | None = None  # None: each experiment's own
 
     def trials(self) -> list[Trial]:
         """Every arm with every seed: first one seed of all arms, then the next."""
-        arms = experiment_named(self.experiment).arms(self.scale)
-        return [Trial(self.experiment, arm, seed, self.scale, self.data) for seed in range(self.seeds) for arm in arms]
+        experiments = [experiment_named(name) for name in names_in(self.name)]
+        seeds = {experiment.name: self.seeds or experiment.seeds[self.scale] for experiment in experiments}
+        return [
+            Trial(experiment.name, arm, seed, self.scale, self.data or experiment.data)
+            for seed in range(max(seeds.values()))
+            for experiment in experiments
+            if seed < seeds[experiment.name]
+            for arm in experiment.arms(self.scale)
+        ]
 
 
-def run(plan: Plan, directory: Path, resume: bool, jobs: int | None = None, progress: Progress | None = None) -> None:
+def run(
+    plan: Plan,
+    directory: Path,
+    resume: bool,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    tensorboard: bool = False,
+) -> None:
     """Run all trials of a plan that have not ended; interrupted, what was done is kept and can be resumed."""
     progress = progress or Progress(quiet=True)
     if resume:
@@ -62,12 +78,12 @@ def run(plan: Plan, directory: Path, resume: bool, jobs: int | None = None, prog
         jobs = min(jobs or count_cores(), max(1, len(left)))
         with progress.of(trials, left):
             if jobs == 1:
-                _run_here(left, directory, resume, progress)
+                _run_here(left, directory, resume, progress, tensorboard)
             else:
-                _run_beside(left, directory, resume, jobs, progress)
+                _run_beside(left, directory, resume, jobs, progress, tensorboard)
 
 
-def _run_here(trials: Sequence[Trial], directory: Path, resume: bool, progress: Progress) -> None:
+def _run_here(trials: Sequence[Trial], directory: Path, resume: bool, progress: Progress, tensorboard: bool) -> None:
     for trial in trials:
         with _threads(1):  # as beside others: the number of threads may change the last digit of a convolution
             run_trial(
@@ -76,6 +92,7 @@ def _run_here(trials: Sequence[Trial], directory: Path, resume: bool, progress: 
                 directory,
                 resume,
                 lambda *step, trial=trial: progress.step(trial, *step),
+                tensorboard,
             )
         progress.end(trial)
 
@@ -83,7 +100,9 @@ def _run_here(trials: Sequence[Trial], directory: Path, resume: bool, progress: 
 # ---- side by side
 
 
-def _run_beside(trials: Sequence[Trial], directory: Path, resume: bool, jobs: int, progress: Progress) -> None:
+def _run_beside(
+    trials: Sequence[Trial], directory: Path, resume: bool, jobs: int, progress: Progress, tensorboard: bool
+) -> None:
     context = multiprocessing.get_context("spawn")
     todo: Any = context.Queue()
     said: Any = context.Queue()
@@ -91,7 +110,8 @@ def _run_beside(trials: Sequence[Trial], directory: Path, resume: bool, jobs: in
         todo.put(trial)
     for _ in range(jobs):
         todo.put(None)
-    workers = [context.Process(target=_work, args=(todo, said, directory, resume), daemon=True) for _ in range(jobs)]
+    how = (todo, said, directory, resume, tensorboard)
+    workers = [context.Process(target=_work, args=how, daemon=True) for _ in range(jobs)]
     for worker in workers:
         worker.start()
     try:
@@ -123,12 +143,17 @@ def _listen(said: Any, workers: Sequence[BaseProcess], trials: int, progress: Pr
             raise TrialError(f"{trial.name} failed: {rest[0]}")
 
 
-def _work(todo: Any, said: Any, directory: Path, resume: bool) -> None:
+def _work(todo: Any, said: Any, directory: Path, resume: bool, tensorboard: bool) -> None:
     """A worker: one thread, one trial after another."""
     torch.set_num_threads(1)
+    with _locked(directory / WORKERS, fcntl.LOCK_SH):
+        _work_off(todo, said, directory, resume, tensorboard)
+
+
+def _work_off(todo: Any, said: Any, directory: Path, resume: bool, tensorboard: bool) -> None:
     for trial in iter(todo.get, None):
         try:
-            run_trial(experiment_named(trial.experiment), trial, directory, resume, _Teller(said, trial))
+            run_trial(experiment_named(trial.experiment), trial, directory, resume, _Teller(said, trial), tensorboard)
         except NormkitError as error:
             said.put(("failed", trial, str(error)))
         except OSError as error:
@@ -140,12 +165,18 @@ def _work(todo: Any, said: Any, directory: Path, resume: bool) -> None:
 
 
 class _Teller:
-    """Tells of a trial's steps, but not more often than anybody looks: a message costs as much as a small step."""
+    """Tells of a trial's steps, but not more often than anybody looks: a message costs as much as a small step.
+
+    When the process that listens was killed, there is nobody to work for.
+    """
 
     def __init__(self, said: Any, trial: Trial) -> None:
         self._said, self._trial, self._told = said, trial, 0.0
+        self._parent = multiprocessing.parent_process()
 
     def __call__(self, step: int, steps: int, accuracy: float | None) -> None:
+        if self._parent is not None and os.getppid() != self._parent.pid:
+            os._exit(1)  # at once: what is written is whole
         now = time.monotonic()
         if now - self._told >= EVERY or step == steps:
             self._told = now
@@ -176,11 +207,21 @@ def _threads(count: int) -> Iterator[None]:
 def locked(directory: Path) -> Iterator[None]:
     """Have a run's directory to oneself; the system lets go of it whatever happens to the process."""
     directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / ".lock", "w") as file:
+    with _locked(directory / ".lock", fcntl.LOCK_EX):
+        with _locked(directory / WORKERS, fcntl.LOCK_EX):  # none is left of a run that was killed
+            pass
+        yield
+
+
+@contextmanager
+def _locked(path: Path, kind: int) -> Iterator[None]:
+    with open(path, "w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except OSError:
-            raise BusyError(f"Another process is writing to {directory}. Wait for it, or take another --out.") from None
+            raise BusyError(
+                f"Another process is writing to {path.parent}. Wait for it, or take another --out."
+            ) from None
         yield
 
 

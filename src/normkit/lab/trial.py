@@ -18,14 +18,19 @@ from normkit.lab.commit import commit_of_code
 from normkit.lab.experiment import Experiment, Training, Trial
 from normkit.lab.record import RECORDS, Line, RecordError, RecordWriter, read_trial
 from normkit.lab.state import load_state, save_state
+from normkit.lab.tensorboard import LoggedRecordWriter
 
 CHECKPOINTS = "checkpoints"
+TENSORBOARD = "tensorboard"
 Notify = Callable[[int, int, float | None], None]  # steps taken, steps in all, the accuracy measured last
 
 
-def run_trial(experiment: Experiment, trial: Trial, directory: Path, resume: bool, notify: Notify) -> None:
+def run_trial(
+    experiment: Experiment, trial: Trial, directory: Path, resume: bool, notify: Notify, tensorboard: bool = False
+) -> None:
     """Run a trial to its end, or go on with it; one that has ended is left alone."""
     record, checkpoint = trial_paths(trial, directory)
+    logs = directory / TENSORBOARD / trial.name if tensorboard else None
     if resume and is_ended(record):
         return
     with _own_random_state(trial.seed):
@@ -34,12 +39,16 @@ def run_trial(experiment: Experiment, trial: Trial, directory: Path, resume: boo
         step, size, accuracy = 0, 0, None
         if resume and checkpoint.exists():
             step, size, accuracy = _restore(training, clock, load_state(checkpoint), record, trial)
-        with RecordWriter(record, size) as writer:
+        with _writer(record, size, logs, step) as writer:
             if size == 0:  # not even begun
                 writer.write(header(trial, training))
                 _measure_start(training, clock, writer, checkpoint)
             _train(training, step, accuracy, clock, writer, checkpoint, notify)
     checkpoint.unlink(missing_ok=True)
+
+
+def _writer(record: Path, size: int, logs: Path | None, step: int) -> RecordWriter:
+    return RecordWriter(record, size) if logs is None else LoggedRecordWriter(record, size, logs, step)
 
 
 def trial_paths(trial: Trial, directory: Path) -> tuple[Path, Path]:
@@ -180,9 +189,18 @@ def _restore(
         )
     training.model.load_state_dict(state["model"])
     training.optimizer.load_state_dict(state["optimizer"])
+    _lay_out_like_parameters(training.optimizer)
     torch.set_rng_state(state["random"])
     clock.seconds = float(state["seconds"])
     return int(state["step"]), int(state["record"]), state["accuracy"]
+
+
+def _lay_out_like_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Give momenta their parameters' strides: files have none, and a fused optimizer goes through memory as it lies."""
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                state[key] = torch.empty_like(parameter).copy_(value)
 
 
 @contextmanager

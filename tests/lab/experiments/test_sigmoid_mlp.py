@@ -16,7 +16,7 @@ STEPS = [0, 100, 200, 300]
 
 def trial(arm, seed, accuracies, medians, data="fashion-mini", status="done"):
     """A record with three units, of which the last never moves."""
-    header = {"experiment": "sigmoid-mlp", "arm": arm, "seed": seed, "data": data}
+    header = {"experiment": "sigmoid-mlp", "arm": arm, "seed": seed, "scale": "quick", "data": data}
     measured = [
         {
             "step": step,

@@ -11,13 +11,24 @@ from normkit.lab.experiment import Experiment
 # In the order in which they are listed, each with the module that it is in: none is imported before it is asked for.
 NAMES: dict[str, str] = {"sigmoid-mlp": "sigmoid_mlp"}
 
+# Experiments that are run together and reported on one page. What takes longest comes first: cores are shared better.
+SETS: dict[str, tuple[str, ...]] = {"paper": ("sigmoid-mlp",)}
 
-def experiment_named(name: str) -> Experiment:
-    """Return an experiment; for a name that there is not, say which is nearest."""
+
+def names_in(name: str) -> tuple[str, ...]:
+    """The experiments that a name stands for: those of a set, or one; for a name of neither, say which is nearest."""
+    if name in SETS:
+        return SETS[name]
     if name not in NAMES:
         raise ArgumentError(
-            f"There is no experiment {name!r}.{nearest(name, list(NAMES))} `normkit lab list` lists them."
+            f"There is no experiment {name!r}.{nearest(name, [*NAMES, *SETS])} `normkit lab list` lists them."
         )
+    return (name,)
+
+
+def experiment_named(name: str) -> Experiment:
+    """Return an experiment; a set is not one."""
+    (name,) = names_in(name)
     found: Experiment = importlib.import_module(f"{__name__}.{NAMES[name]}").EXPERIMENT
     return found
 

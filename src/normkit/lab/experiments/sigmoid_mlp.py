@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import normkit as nk
 from normkit.lab import data, models
-from normkit.lab.comparing import curve_over_seeds, last, middle, steps_to, with_range
+from normkit.lab.comparing import curve_over_seeds, is_complete, last, middle, steps_to, verdict, with_range
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.findings import Curve, Figure, Findings, Outcome, Table
+from normkit.lab.findings import Curve, Figure, Findings, Table
 from normkit.lab.record import Run, TrialRecord
 from normkit.lab.trial import accuracy, chance_level
 
@@ -101,7 +101,7 @@ class SigmoidMLP(Experiment):
         return Findings(
             self.claim,
             self.source,
-            _outcome(holds, all(trial.end for trial in run.trials)),
+            verdict(holds, is_complete(run, self.arms(run.header["scale"]))),
             reasons,
             [table],
             [*_accuracy_figures(run, plain, bn), *(_quantile_figure(run, arm) for arm in (PLAIN, BN))],
@@ -156,12 +156,6 @@ def _wander(trial: TrialRecord) -> float:
     """How far the median of a unit's input goes over the training, in the unit for which that is typical."""
     medians = torch.tensor([line["quantiles"][1] for line in trial.measured])
     return float((medians.amax(0) - medians.amin(0)).median())
-
-
-def _outcome(holds: Sequence[bool], is_complete: bool) -> Outcome:
-    if not is_complete:
-        return "unclear"
-    return "supported" if all(holds) else "contradicted" if not any(holds) else "unclear"
 
 
 def _steps_table(levels: Sequence[float], plain: Sequence[TrialRecord], bn: Sequence[TrialRecord]) -> tuple[Table, int]:

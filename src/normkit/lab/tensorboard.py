@@ -1,0 +1,38 @@
+"""Records that TensorBoard can show, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from normkit.lab.extra import required
+from normkit.lab.record import RecordWriter
+
+
+class LoggedRecordWriter(RecordWriter):
+    """Writes every number that is measured to a TensorBoard log as well.
+
+    Of a trial that is gone on with, the log has what was measured after the checkpoint once more: TensorBoard shows the
+    later one.
+    """
+
+    def __init__(self, path: Path, size: int, logs: Path, step: int) -> None:
+        tensorboard = required("torch.utils.tensorboard", "--tensorboard", "tensorboard", extra="tensorboard")
+        super().__init__(path, size)
+        self._log = tensorboard.SummaryWriter(str(logs), purge_step=step + 1 if size else None)
+
+    def write(self, line: Mapping[str, Any]) -> int:
+        """Write a line to the record, then its numbers to the log."""
+        size = super().write(line)
+        if "step" in line and "status" not in line:  # measured
+            for key, value in line.items():
+                if key != "step" and isinstance(value, int | float):
+                    self._log.add_scalar(key, value, line["step"])
+            self._log.flush()
+        return size
+
+    def close(self) -> None:
+        """No line comes after this."""
+        super().close()
+        self._log.close()
