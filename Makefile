@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 SOURCES := $(VENV)/.sources
 
-.PHONY: help test lint types tests bench clean FORCE
+.PHONY: help demo test lint types tests bench clean FORCE
 
 help:  ## what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -19,6 +19,9 @@ $(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) $
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+demo: $(INSTALLED)  ## what made Batch Normalization famous, on this machine, in minutes
+	$(BIN)/normkit lab run paper --out runs/paper $(if $(wildcard runs/paper/run.json),--resume)
 
 test: lint types tests  ## everything that CI checks
 

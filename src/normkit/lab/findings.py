@@ -51,6 +51,7 @@ class Figure:
     y_title: str
     curves: Sequence[Curve]
     note: str = ""
+    log_x: bool = False  # of positive values that span decades
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,9 @@ import pytest
 import report_samples
 from browser import Page
 
+from normkit.lab.findings import Curve, Figure, Findings
+from normkit.lab.report import Section, write_report
+
 DRAWN = [figure for section in report_samples.sections() for figure in section.findings.figures]
 COLOUR = "getComputedStyle(document.documentElement).backgroundColor"
 AXIS = "getComputedStyle(document.querySelector('.xtick text')).fill"
@@ -47,6 +50,20 @@ def test_every_figure_is_drawn_with_all_its_curves_and_bands(page):
     assert traces(page) == with_bands
     dashed = "[...document.querySelectorAll('.chart .js-line')].filter((l) => l.style.strokeDasharray).length"
     assert page.run(dashed) == sum(curve.is_published for f in DRAWN for curve in f.curves)
+
+
+def test_a_logarithmic_axis_is_labelled_at_powers_of_ten(browser, tmp_path):
+    figure = Figure(
+        "rates", "rate", "accuracy", [Curve("BN", [0.001, 0.0316, 1.0, 31.6], [0.1, 0.8, 0.8, 0.1])], log_x=True
+    )
+    section = Section(report_samples.paper_run(), Findings("", "", "unclear", [], figures=[figure]), "title", "")
+    page = Page(browser, write_report([section], tmp_path / "r.html").as_uri())
+    labels = page.run(
+        "[...document.querySelectorAll('.xtick text')].map((t) => t.textContent.replaceAll('\\u200b', ''))"
+    )
+    assert labels == ["10−3", "10−2", "10−1", "1", "10"]  # noqa: RUF001, the sign and not the hyphen
+    assert page.troubles() == []
+    page.close()
 
 
 def test_one_name_has_one_colour_in_all_figures(page):

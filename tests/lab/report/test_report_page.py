@@ -117,6 +117,14 @@ def test_figures_hold_the_numbers_of_the_findings(page):
             assert got["published"] == curve.is_published
 
 
+def test_an_axis_is_logarithmic_where_a_figure_says_so(tmp_path):
+    figures = [Figure("rates", "rate", "accuracy", [], log_x=True), Figure("steps", "steps", "accuracy", [])]
+    section = Section(report_samples.paper_run(), Findings("", "", "unclear", [], figures=figures), "title", "")
+    page = Reader(write_report([section], tmp_path / "r.html").read_text(encoding="utf-8"))
+    drawn = json.loads(page.of("script", id="figures")[0]["text"])
+    assert [data["log_x"] for data in drawn.values()] == [True, False]
+
+
 def test_numbers_of_a_figure_stand_below_it(page):
     text = page.of("details", class_="figure-numbers")[0]["text"]
     assert "0.0520 (0.0400 to 0.0604)" in text

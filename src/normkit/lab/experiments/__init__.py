@@ -9,10 +9,19 @@ from normkit.errors import ArgumentError
 from normkit.lab.experiment import Experiment
 
 # In the order in which they are listed, each with the module that it is in: none is imported before it is asked for.
-NAMES: dict[str, str] = {"sigmoid-mlp": "sigmoid_mlp"}
+NAMES: dict[str, str] = {
+    "sigmoid-mlp": "sigmoid_mlp",
+    "inception": "inception",
+    "ensemble": "ensemble",
+    "recipe": "recipe",
+    "learning-rates": "learning_rates",
+    "affine": "affine",
+    "placement": "placement",
+    "inference": "inference",
+}
 
 # Experiments that are run together and reported on one page. What takes longest comes first: cores are shared better.
-SETS: dict[str, tuple[str, ...]] = {"paper": ("sigmoid-mlp",)}
+SETS: dict[str, tuple[str, ...]] = {"paper": ("inception", "sigmoid-mlp")}
 
 
 def names_in(name: str) -> tuple[str, ...]:

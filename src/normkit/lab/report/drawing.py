@@ -47,7 +47,12 @@ def styles(sections: Sequence[Section]) -> dict[str, Style]:
 
 def drawing(figure: Figure, style: dict[str, Style]) -> dict[str, Any]:
     """Return what the script needs of a figure."""
-    return {"x_title": figure.x_title, "y_title": figure.y_title, "curves": [_line(c, style) for c in figure.curves]}
+    return {
+        "x_title": figure.x_title,
+        "y_title": figure.y_title,
+        "log_x": figure.log_x,
+        "curves": [_line(c, style) for c in figure.curves],
+    }
 
 
 def keys(figure: Figure, style: dict[str, Style]) -> list[Key]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -45,8 +46,9 @@ def _table(table: Table) -> RichTable:
     """Texts, not markup: a name may have brackets."""
     drawn = RichTable(title=Text(table.title), title_justify="left")
     columns = [[row[i] for row in table.rows] for i in range(len(table.columns))]
-    for heading, cells in zip(table.columns, columns, strict=True):
-        drawn.add_column(Text(heading), justify="right" if any(map(is_number, cells)) else "left")
+    for number, (heading, cells) in enumerate(zip(table.columns, columns, strict=True)):
+        side: Literal["left", "right"] = "right" if any(map(is_number, cells)) else "left"
+        drawn.add_column(Text(heading), justify=side, no_wrap=number == 0)  # names are whole, whatever is narrow
     for row in zip(*map(column_texts, columns), strict=True):
         drawn.add_row(*map(Text, row))
     return drawn

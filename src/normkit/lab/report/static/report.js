@@ -96,6 +96,7 @@
       zeroline: false,
       separatethousands: true,
     };
+    const decades = { type: "log", dtick: 1, exponentformat: "power" }; // a label at each power of ten and no other
     return {
       width,
       height: width < 520 ? 290 : 380,
@@ -103,7 +104,7 @@
       font: { family: css("--font"), size: 13, color: ink },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
-      xaxis: { ...axis, title: { text: wrapped(figure.x_title, 60), standoff: 10, font: { size: 13 } }, showgrid: false, showline: true, exponentformat: "SI", ticks: "outside", nticks: width < 520 ? 5 : 9 },
+      xaxis: { ...axis, title: { text: wrapped(figure.x_title, 60), standoff: 10, font: { size: 13 } }, showgrid: false, showline: true, exponentformat: "SI", ticks: "outside", nticks: width < 520 ? 5 : 9, ...(figure.log_x ? decades : {}) },
       yaxis: { ...axis, exponentformat: "power", nticks: 7 },
       showlegend: false,
       hovermode: "closest",

@@ -1,0 +1,159 @@
+"""The ratios are of steps seed by seed, the verdict follows from them, and arms differ in what they say."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import normkit as nk
+from normkit.lab.experiment import Trial
+from normkit.lab.experiments.inception import (
+    BASELINE,
+    EXPERIMENT,
+    PLAIN,
+    PLAIN_SIGMOID,
+    PLAIN_X5,
+    RATE,
+    X5,
+    X5_SIGMOID,
+    X30,
+    Protocol,
+    best_of,
+    make_model,
+)
+from normkit.lab.record import Run, TrialRecord, read_trial, without_times
+from normkit.lab.trial import run_trial, trial_paths
+
+STEPS = (100, 200, 300, 400)
+# What each arm measures in a run that bears the claim out.
+BORNE_OUT = {
+    "inception-x0.3": (0.2, 0.3, 0.4, 0.5),
+    PLAIN: (0.3, 0.5, 0.6, 0.7),
+    "inception-x3": (0.4, 0.6, 0.75, 0.74),
+    PLAIN_X5: (0.1, 0.2, 0.2, 0.3),
+    BASELINE: (0.5, 0.7, 0.75, 0.8),
+    X5: (0.72, 0.8, 0.85, 0.85),
+    X30: (0.6, 0.76, 0.8, 0.9),
+    X5_SIGMOID: (0.3, 0.5, 0.6, 0.65),
+    PLAIN_SIGMOID: (0.1, 0.1, 0.1, 0.1),
+}
+
+
+def run_of(accuracies, seeds=2, status="done"):
+    settings = {arm.name: dict(arm.settings) for arm in EXPERIMENT.arms("desk")}
+    trials = []
+    for arm, values in accuracies.items():
+        for seed in range(seeds):
+            header = {"experiment": "inception", "arm": arm, "seed": seed, "scale": "desk", "settings": settings[arm]}
+            measured = [
+                {"step": step, "seconds": step / 10, "accuracy": value + seed * 0.01}
+                for step, value in zip(STEPS, values, strict=True)
+            ]
+            trials.append(TrialRecord(Path(), header, measured, {"status": status} if status else None))
+    return Run(Path(), trials)
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        ({}, "supported"),
+        ({PLAIN_X5: (0.3, 0.5, 0.6, 0.72)}, "unclear"),  # five times the rate does the plain net good
+        ({PLAIN_SIGMOID: (0.3, 0.5, 0.6, 0.7)}, "unclear"),
+        ({"inception-x3": (0.76, 0.76, 0.76, 0.76)}, "unclear"),  # at a rate of its own the plain net is sooner
+        ({X5: (0.2, 0.3, 0.4, 0.5), X30: (0.2, 0.3, 0.4, 0.5)}, "contradicted"),
+    ],
+)
+def test_the_verdict(change, outcome):
+    assert EXPERIMENT.findings(run_of(BORNE_OUT | change)).outcome == outcome
+
+
+def test_before_the_end_there_is_no_verdict():
+    assert EXPERIMENT.findings(run_of(BORNE_OUT, status=None)).outcome == "unclear"
+    begun = {arm: values for arm, values in BORNE_OUT.items() if arm != X30}
+    assert EXPERIMENT.findings(Run(Path(), run_of(begun).trials)).outcome == "unclear"
+
+
+def test_steps_are_counted_to_the_plain_nets_best_with_the_same_seed():
+    papers = Protocol(run_of(BORNE_OUT), PLAIN)
+    assert papers.steps(PLAIN) == [400, 400]
+    assert papers.steps(X5) == [100, 100]  # 0.73 for 0.71 with the other seed
+    assert papers.ratios(X30) == [2, 2]
+    assert papers.ratios(PLAIN_SIGMOID) == [None, None]
+    assert papers.steps(BASELINE, below=0.2) == [100, 100]
+
+
+def test_the_plain_nets_best_rate_is_taken():
+    run = run_of(BORNE_OUT)
+    assert best_of(run, ("inception-x0.3", PLAIN, "inception-x3", PLAIN_X5)) == "inception-x3"
+    assert Protocol(run, "inception-x3").ratios(X5) == [1.5, 1.5]  # 300 steps to 0.75, and 200
+
+
+def test_tables_hold_the_measured_and_the_papers_numbers():
+    papers, rates = EXPERIMENT.findings(run_of(BORNE_OUT)).tables
+    rows = {row[0]: row[1:] for row in papers.rows}
+    assert rows[X5][:3] == [5 * RATE, "100 (100 to 100)", "4.0 (4.0 to 4.0)"]
+    assert rows[X5][-2:] == [14.8, 73.0]
+    assert [rows[arm][-2] for arm in (BASELINE, X30, X5_SIGMOID)] == [2.3, 11.5, None]
+    assert {row[0] for row in rates.rows} == set(BORNE_OUT)
+
+
+def built(arm, seed=3):
+    settings = next(a.settings for a in EXPERIMENT.arms("quick") if a.name == arm)
+    return make_model(settings, 1, 10, seed)
+
+
+def kinds(model):
+    return {type(module) for module in model.modules()}
+
+
+def test_arms_are_what_they_say():
+    assert {nn.Dropout, nk.LocalResponseNorm, nn.ReLU} <= kinds(built(PLAIN))
+    assert nk.BatchNorm2d not in kinds(built(PLAIN))
+    assert {nn.Dropout, nk.LocalResponseNorm, nk.BatchNorm2d} <= kinds(built(BASELINE))
+    assert not {nn.Dropout, nk.LocalResponseNorm} & kinds(built(X5))
+    assert {nn.Sigmoid, nk.BatchNorm2d} <= kinds(built(X5_SIGMOID))
+    assert nn.Sigmoid in kinds(built(PLAIN_SIGMOID))
+
+
+def test_all_arms_start_from_the_same_weights():
+    def weights(arm):
+        return [p for name, p in built(arm).named_parameters() if name.endswith("layer.weight")]
+
+    assert all(torch.equal(a, b) for a, b in zip(weights(PLAIN), weights(X30), strict=True))
+    assert not torch.equal(weights(PLAIN)[0], next(built(PLAIN, seed=4).parameters()))
+
+
+def test_the_rate_decays_and_six_times_faster_with_the_changes():
+    rates = {}
+    for arm in EXPERIMENT.arms("quick"):
+        training = EXPERIMENT.training(Trial("inception", arm, 0, "quick", "fashion-mini"))
+        rates[arm.name] = training.rate(0), training.rate(20)
+    assert rates[PLAIN][0] == RATE
+    assert rates[X30][0] == pytest.approx(30 * RATE)
+    slow, fast = rates[PLAIN][1] / rates[PLAIN][0], rates[X5][1] / rates[X5][0]
+    assert fast == pytest.approx(slow**6)
+
+
+@pytest.mark.parametrize("name", [PLAIN, X5])
+def test_a_stopped_trial_goes_on_to_the_same_record(name, tmp_path):
+    arm = next(arm for arm in EXPERIMENT.arms("quick") if arm.name == name)
+    trial = Trial("inception", arm, 1, "quick", "fashion-mini")
+
+    def stop(step, *_):
+        if step == 12:
+            raise KeyboardInterrupt
+
+    run_trial(EXPERIMENT, trial, tmp_path / "whole", False, lambda *step: None)
+    with pytest.raises(KeyboardInterrupt):
+        run_trial(EXPERIMENT, trial, tmp_path / "stopped", False, stop)
+    run_trial(EXPERIMENT, trial, tmp_path / "stopped", True, lambda *step: None)
+    whole, stopped = (trial_paths(trial, tmp_path / which)[0] for which in ("whole", "stopped"))
+    lines = [[without_times(json.loads(line)) for line in path.read_text().splitlines()] for path in (whole, stopped)]
+    assert lines[0] == lines[1]
+    assert read_trial(whole).end["step"] == training_steps(trial)
+
+
+def training_steps(trial):
+    return EXPERIMENT.training(trial).steps
