@@ -26,8 +26,10 @@ QUANTILES = (0.15, 0.5, 0.85)
 LEVELS = {"mnist": (0.90, 0.95, 0.96, 0.97)}  # the paper's; of other data, shares of what the plain net reaches
 SHARES = (0.9, 0.95, 0.98, 1.0)
 NOTES = (
-    "The paper gives neither the optimizer nor the rate nor the initial weights. SGD at 0.5 and Gaussians of standard "
-    "deviation 0.01 bring the plain net's curve on MNIST near the paper's; both nets use them, and start alike.",
+    "The paper gives neither the optimizer nor the rate nor the initial weights. SGD at 0.5, falling to 0.1 over the "
+    "training, and Gaussians of standard deviation 0.01 bring the plain net's curve on MNIST near the paper's; both "
+    "nets use them, and start alike. At a constant 0.5 the nets ended at 97.4% and 98.0% and the medians wandered 2.9 "
+    "times less with BN (one seed); the decay came after that.",
     "It says that images are binary, not how. Here a pixel is on, in training, as often as it is bright, and in tests "
     "if it is brighter than half; with the threshold in training, too, BN reached 97.5% on MNIST where it now reaches "
     "97.9% (20,000 steps, one seed).",
@@ -50,11 +52,11 @@ class SigmoidMLP(Experiment):
 
     def arms(self, scale: Scale) -> Sequence[Arm]:
         """The same rate and the same initial weights for both: the paper's protocol. Neither is given in the paper."""
-        shared = {"rate": 0.5, "std": 0.01, "batch": 60, "steps": STEPS[scale]}
+        shared = {"rate": 0.5, "decay": 0.2, "std": 0.01, "batch": 60, "steps": STEPS[scale]}
         return [Arm(PLAIN, shared | {"norm": None}), Arm(BN, shared | {"norm": "BatchNorm1d"})]
 
     def training(self, trial: Trial) -> Training:
-        """SGD without momentum on binary images, drawn anew every time."""
+        """SGD without momentum on binary images, drawn anew every time; the rate decays to a fifth."""
         settings, found = trial.arm.settings, data.load(trial.data)
         pixels = found.train.pixels[0].numel()
         norm = nk.BatchNorm1d if settings["norm"] else None
@@ -78,6 +80,7 @@ class SigmoidMLP(Experiment):
             settings["steps"],
             lambda step: step % EVERY[trial.scale] == 0,
             measure,
+            rate=lambda step: settings["rate"] * settings["decay"] ** (step / settings["steps"]),
             chance=chance_level(len(found.classes)),
         )
 
