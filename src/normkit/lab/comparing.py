@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from normkit.lab.experiment import Arm
-from normkit.lab.findings import Curve, Outcome
+from normkit.lab.findings import Curve, Figure, Outcome
 from normkit.lab.record import Run, TrialRecord
 
 
@@ -70,3 +70,16 @@ def curve_over_seeds(name: str, trials: Sequence[TrialRecord], key: str = "accur
         low=[min(row) for row in values] if len(trials) > 1 else None,
         high=[max(row) for row in values] if len(trials) > 1 else None,
     )
+
+
+def accuracy_figures(arms: Mapping[str, Sequence[TrialRecord]], published: Sequence[Curve] = ()) -> list[Figure]:
+    """All of the training, the same from where the curves come near their ends, and against time."""
+    curves, timed = ([curve_over_seeds(arm, of, x=x) for arm, of in arms.items()] for x in ("step", "seconds"))
+    curves += published
+    floor = 0.93 * max((value for curve in curves for value in curve.y), default=0.0)
+    note, axes = "Median and range over seeds.", ("steps", "accuracy")
+    return [
+        Figure("Test accuracy", *axes, curves, note),
+        Figure("Test accuracy, close up", *axes, [curve.above(floor) for curve in curves], note),
+        Figure("Test accuracy against time", "seconds of training", "accuracy", timed, note),
+    ]

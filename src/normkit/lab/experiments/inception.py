@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 import normkit as nk
 from normkit.lab import data, models, pictures
-from normkit.lab.comparing import best, curve_over_seeds, is_complete, middle, steps_to, with_range
+from normkit.lab.comparing import accuracy_figures, best, curve_over_seeds, is_complete, middle, steps_to, with_range
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Cell, Figure, Findings, Outcome, Table
 from normkit.lab.record import Run
@@ -254,14 +255,6 @@ def _row(protocol: Protocol, arm: str) -> list[Cell]:
 
 
 def _figures(run: Run) -> list[Figure]:
-    groups = {
-        "Test accuracy": (PLAIN, *BN_RATES, X5_SIGMOID),
-        "Test accuracy without BN": (*PLAIN_RATES, PLAIN_SIGMOID),
-    }
-    note = "Median and range over seeds."
-    figures = [
-        Figure(title, "steps", "accuracy", [curve_over_seeds(arm, run.of(arm)) for arm in arms], note)
-        for title, arms in groups.items()
-    ]
-    timed = [curve_over_seeds(arm, run.of(arm), x="seconds") for arm in groups["Test accuracy"]]
-    return [*figures, Figure("Test accuracy against time", "seconds of training", "accuracy", timed, note)]
+    whole, *others = accuracy_figures({arm: run.of(arm) for arm in (PLAIN, *BN_RATES, X5_SIGMOID)})
+    without = [curve_over_seeds(arm, run.of(arm)) for arm in (*PLAIN_RATES, PLAIN_SIGMOID)]
+    return [whole, replace(whole, title="Test accuracy without BN", curves=without), *others]

@@ -9,9 +9,9 @@ import torch
 
 import normkit as nk
 from normkit.lab import data, models
-from normkit.lab.comparing import best, curve_over_seeds, is_complete, middle, steps_to, with_range
+from normkit.lab.comparing import accuracy_figures, best, is_complete, middle, steps_to, with_range
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.findings import Cell, Figure, Findings, Outcome, Table
+from normkit.lab.findings import Cell, Findings, Outcome, Table
 from normkit.lab.pictures import standardised
 from normkit.lab.record import Run, TrialRecord
 from normkit.lab.trial import accuracy, chance_level
@@ -114,7 +114,7 @@ class Recipe(Experiment):
             _outcome(tops, steps) if is_complete(run, self.arms(run.header["scale"])) else "unclear",
             _reasons(arms, tops, steps, level) if level is not None else ["BN with all three has not been measured."],
             [_table(arms, tops, steps, level)],
-            _figures(arms),
+            accuracy_figures(arms),
             notes=NOTES,
         )
 
@@ -198,17 +198,3 @@ def _table(arms: Trials, tops: Values, steps: Counts, level: float | None) -> Ta
 
 def _diverged(trials: Sequence[TrialRecord]) -> int:
     return sum(trial.end is not None and trial.end["status"] == "diverged" for trial in trials)
-
-
-def _figures(arms: Trials) -> list[Figure]:
-    """All of the training, the same from where the curves come near their ends, and against time."""
-    curves, timed = (
-        [curve_over_seeds(name, trials, x=x) for name, trials in arms.items()] for x in ("step", "seconds")
-    )
-    floor = 0.93 * max((value for curve in curves for value in curve.y), default=0.0)
-    note, axes = "Median and range over seeds.", ("steps", "accuracy")
-    return [
-        Figure("Test accuracy", *axes, curves, note),
-        Figure("Test accuracy, close up", *axes, [curve.above(floor) for curve in curves], note),
-        Figure("Test accuracy against time", "seconds of training", "accuracy", timed, note),
-    ]
