@@ -48,7 +48,9 @@ def _table(table: Table) -> RichTable:
     columns = [[row[i] for row in table.rows] for i in range(len(table.columns))]
     for number, (heading, cells) in enumerate(zip(table.columns, columns, strict=True)):
         side: Literal["left", "right"] = "right" if any(map(is_number, cells)) else "left"
-        drawn.add_column(Text(heading), justify=side, no_wrap=number == 0)  # names are whole, whatever is narrow
+        drawn.add_column(
+            Text(heading), justify=side, no_wrap=number == 0, overflow="fold"
+        )  # names are whole, whatever is narrow
     for row in zip(*map(column_texts, columns), strict=True):
         drawn.add_row(*map(Text, row))
     return drawn
