@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
@@ -40,13 +41,18 @@ def last(trial: TrialRecord, key: str = "accuracy") -> float:
     return values[-1] if values else float("nan")
 
 
-def with_range(values: Sequence[float | None], digits: int = 0) -> str:
-    """The median over seeds and, of several, the range; a dash stands for those that have none."""
-    there = sorted(value for value in values if value is not None)
+def with_range(values: Sequence[float | None], digits: int = 0, never: float = math.inf) -> str:
+    """The median over seeds and, of several, the range; a dash if none has a value.
+
+    Those without one never came there: among steps to a level that is the most, among times fewer the least.
+    """
+    there = [value for value in values if value is not None]
     if not there:
         return "-"
     missing = f", {len(values) - len(there)} never" if len(there) < len(values) else ""
-    middle, low, high = (f"{value:,.{digits}f}" for value in (median(there), there[0], there[-1]))
+    found = median(never if value is None else value for value in values)
+    middle, low, high = (f"{value:,.{digits}f}" for value in (found, min(there), max(there)))
+    middle = middle if math.isfinite(found) else "never"
     return middle if len(values) == 1 else f"{middle} ({low} to {high}{missing})"
 
 
