@@ -42,13 +42,13 @@ def last(trial: TrialRecord, key: str = "accuracy") -> float:
 
 
 def with_range(values: Sequence[float | None], digits: int = 0, never: float = math.inf) -> str:
-    """The median over seeds and, of several, the range; a dash if none has a value.
+    """The median over seeds and, of several, the range; a dash where there is no seed.
 
     Those without one never came there: among steps to a level that is the most, among times fewer the least.
     """
     there = [value for value in values if value is not None]
     if not there:
-        return "-"
+        return "never" if values else "-"
     missing = f", {len(values) - len(there)} never" if len(there) < len(values) else ""
     found = median(never if value is None else value for value in values)
     middle, low, high = (f"{value:,.{digits}f}" for value in (found, min(there), max(there)))
@@ -83,9 +83,10 @@ def accuracy_figures(arms: Mapping[str, Sequence[TrialRecord]], published: Seque
     curves, timed = ([curve_over_seeds(arm, of, x=x) for arm, of in arms.items()] for x in ("step", "seconds"))
     curves += published
     floor = 0.93 * max((value for curve in curves for value in curve.y), default=0.0)
+    close = [high for curve in curves if (high := curve.above(floor)).y]
     note, axes = "Median and range over seeds.", ("steps", "accuracy")
     return [
         Figure("Test accuracy", *axes, curves, note),
-        Figure("Test accuracy, close up", *axes, [curve.above(floor) for curve in curves], note),
+        Figure("Test accuracy, close up", *axes, close, note),
         Figure("Test accuracy against time", "seconds of training", "accuracy", timed, note),
     ]

@@ -11,7 +11,7 @@ from normkit.lab import data
 from normkit.lab.data.images import Images
 from normkit.lab.experiment import Trial
 from normkit.lab.experiments import experiment_named
-from normkit.lab.experiments.ensemble import EXPERIMENT, MEMBERS, _accuracies, end_errors, key, sum_of_losses
+from normkit.lab.experiments.ensemble import EXPERIMENT, MEMBERS, TIMES, _accuracies, end_errors, key, sum_of_losses
 from normkit.lab.record import Run, TrialRecord, read_trial
 from normkit.lab.trial import run_trial, trial_paths
 
@@ -157,7 +157,7 @@ def test_large_sets_are_trained_on_for_longer(monkeypatch):
         small.test,
     )
     monkeypatch.setattr(data, "load", lambda name: large)
-    assert training_of().steps == 4 * short
+    assert training_of().steps == TIMES * short
 
 
 def test_a_quick_trial_has_ten_crops_half_way_and_at_the_end(tmp_path):

@@ -73,7 +73,7 @@ def test_the_numbers_are_those_of_the_records():
     rows = {row[0]: row[1:] for row in ends.rows}
     assert rows["after"][:4] == [19_000, "82.00 (81.50 to 84.00)", "87.00 (86.50 to 89.00)", 0.1]
     assert ends.columns[-2] == "steps to 81.7%"
-    assert (rows["after"][4], rows["none"][4]) == ("200 (200 to 200)", "-")
+    assert (rows["after"][4], rows["none"][4]) == ("200 (200 to 200)", "never")
     assert differences.rows[1] == ["before - after", "-1.00 (-3.00 to -0.50)", "open"]
     assert [row[2] for row in differences.rows] == ["ahead", "open", "ahead", "even", "even", "behind"]
     assert "points, open; before 86.00 (86.00 to 86.00)%, after 87.00" in findings.reasons[0]

@@ -71,7 +71,7 @@ def test_the_numbers_are_those_of_the_records():
         "seconds to 80.00%": "2.0 (2.0 to 2.0)",
         "ms a step": "20.0 (20.0 to 20.0)",
     }
-    assert rows["plain-all"]["steps to 80.00%"] == "-"
+    assert rows["plain-all"]["steps to 80.00%"] == "never"
     assert rows["bn-all"]["steps to 80.00%"] == "300 (300 to 300)"
     assert "bn-no-dropout 80.00" in findings.reasons[3]
     assert "bn-light" not in findings.reasons[3]

@@ -54,7 +54,7 @@ def test_the_numbers_are_those_of_the_records():
     rows = {row[0]: row[1:] for row in findings.tables[0].rows}
     assert rows["95.0%"] == ["200 (200 to 200)", "100 (100 to 100)", 2.0]
     assert rows["96.0%"] == ["300 (300 to 300)", "200 (200 to 200)", 1.5]
-    assert rows["97.0%"] == ["-", "300 (300 to 300)", None]
+    assert rows["97.0%"] == ["never", "300 (300 to 300)", None]
     assert "6.0 times less" in findings.reasons[3]
     assert findings.figures[0].curves[1].y == [0.1, 0.955, 0.962, 0.975]
 
