@@ -37,6 +37,7 @@ tests: $(INSTALLED)  ## the tests alone
 
 bench: $(INSTALLED)  ## speed and import time, as ratios to torch on this machine
 	$(BIN)/python benchmarks/bench_import.py
+	$(BIN)/python benchmarks/bench_lab.py
 	$(BIN)/normkit bench
 
 clean:  ## forget the set-up and everything built

@@ -42,7 +42,7 @@ def by_hand(found, arm, layout):
     settings = arm.settings
     norm = nn.BatchNorm2d if settings["norm"] else None
     options = {"dropout": settings["dropout"], "lrn": settings["lrn"]}
-    model = torchs(models.small_inception(norm, **options)).to(memory_format=layout)
+    model = torchs(models.small_inception(norm, modules=6, **options)).to(memory_format=layout)
     pixels = found.train.pixels.float() / 255
     loader = DataLoader(TensorDataset((pixels - 0.286) / 0.353, found.train.labels), batch_size=32, shuffle=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=settings["l2"])

@@ -74,8 +74,8 @@ def _plan(name: str, scale: str, data: str | None, seeds: int | None, directory:
         return found._replace(name=name, data=data or found.data, seeds=seeds or found.seeds)
     from normkit.lab import data as sets  # only a run needs them
 
-    for chosen in {data or experiment_named(each).data for each in names}:
-        sets.load(chosen)  # what is wrong with the data is said before anything is written
+    for experiment in map(experiment_named, names):  # what is wrong with the data is said before anything is written
+        (sets.load_any if experiment.takes_large_images else sets.load)(data or experiment.data)
     return Plan(name, scale, data, seeds)
 
 

@@ -61,6 +61,7 @@ class Experiment(abc.ABC):
     claim: ClassVar[str]
     source: ClassVar[str]
     data: ClassVar[str] = "fashion-mini"  # unless another is asked for
+    takes_large_images: ClassVar[bool] = False  # from a folder, batch by batch
     seeds: ClassVar[Mapping[Scale, int]] = {"quick": 1, "desk": 3, "full": 5}
 
     @abc.abstractmethod

@@ -74,6 +74,7 @@ def header(trial: Trial, training: Training) -> Line:
         "data": trial.data,
         "settings": dict(trial.arm.settings),
         "steps": training.steps,
+        "initial_rate": training.optimizer.param_groups[0]["lr"],
         "parameters": sum(p.numel() for p in training.model.parameters()),
         "environment": describe_environment(),
         "threads": torch.get_num_threads(),

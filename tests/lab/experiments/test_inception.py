@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import normkit as nk
 from normkit.lab.experiment import Trial
+from normkit.lab.experiments import inception
 from normkit.lab.experiments.inception import (
     BASELINE,
     EXPERIMENT,
@@ -22,6 +24,7 @@ from normkit.lab.experiments.inception import (
     Protocol,
     best_of,
     make_model,
+    task_of,
 )
 from normkit.lab.record import Run, TrialRecord, read_trial, without_times
 from normkit.lab.trial import run_trial, trial_paths
@@ -47,6 +50,7 @@ def run_of(accuracies, seeds=2, status="done"):
     for arm, values in accuracies.items():
         for seed in range(seeds):
             header = {"experiment": "inception", "arm": arm, "seed": seed, "scale": "desk", "settings": settings[arm]}
+            header["initial_rate"] = RATE * settings[arm]["times"]
             measured = [
                 {"step": step, "seconds": step / 10, "accuracy": value + seed * 0.01}
                 for step, value in zip(STEPS, values, strict=True)
@@ -100,8 +104,9 @@ def test_tables_hold_the_measured_and_the_papers_numbers():
 
 
 def built(arm, seed=3):
-    settings = next(a.settings for a in EXPERIMENT.arms("quick") if a.name == arm)
-    return make_model(settings, 1, 10, seed)
+    found = next(a for a in EXPERIMENT.arms("quick") if a.name == arm)
+    trial = Trial("inception", found, seed, "quick", "fashion-mini")
+    return make_model(found.settings, task_of(trial), seed)
 
 
 def kinds(model):
@@ -157,3 +162,22 @@ def test_a_stopped_trial_goes_on_to_the_same_record(name, tmp_path):
 
 def training_steps(trial):
     return EXPERIMENT.training(trial).steps
+
+
+def test_large_images_go_to_the_papers_own_net_at_its_own_rate(tmp_path, monkeypatch):
+    for split, count in (("train", 5), ("val", 2)):
+        for label in ("cat", "dog"):
+            (tmp_path / split / label).mkdir(parents=True)
+            for number in range(count):
+                pixels = torch.randint(0, 256, (70, 90, 3), dtype=torch.uint8).numpy()
+                Image.fromarray(pixels).save(tmp_path / split / label / f"{number}.png")
+    monkeypatch.setitem(inception.LENGTHS, "quick", inception.Length(2, 2, 1, 6))
+    monkeypatch.setattr(inception, "BATCH", 4)  # a step of 32 takes seconds
+    arm = next(arm for arm in EXPERIMENT.arms("quick") if arm.name == PLAIN)
+    trial = Trial("inception", arm, 0, "quick", str(tmp_path))
+    run_trial(EXPERIMENT, trial, tmp_path / "run", False, lambda *step: None)
+    record = read_trial(trial_paths(trial, tmp_path / "run")[0])
+    assert record.header["initial_rate"] == 0.0015
+    assert record.header["parameters"] > 8e6
+    assert [line["step"] for line in record.measured] == [0, 2]
+    assert EXPERIMENT.training(trial._replace(scale="full")).steps == 31_000_000
