@@ -82,7 +82,9 @@ class Ensemble(Experiment):
     def training(self, trial: Trial) -> Training:
         """Each member has images of its own in an order of its own, and a loss of its own in the sum."""
         settings, found = trial.arm.settings, data.load(trial.data)
-        steps = settings["steps_on_large_sets" if len(found.train.labels) >= LARGE else "steps"]
+        is_large = len(found.train.labels) >= LARGE
+        steps = settings["steps_on_large_sets" if is_large else "steps"]
+        every = EVERY[trial.scale] * (TIMES if is_large else 1)
         size = min(found.train.pixels.shape[2:]) - MARGIN
         prepare = standardised(found.train.pixels)
         transform = cut_and_mirrored(prepare, size)
@@ -109,7 +111,7 @@ class Ensemble(Experiment):
             torch.optim.SGD(model.parameters(), lr=settings["rate"], momentum=settings["momentum"], fused=True),
             batches,
             steps,
-            lambda step: step % EVERY[trial.scale] == 0,
+            lambda step: step % every == 0,
             measure,
             sum_of_losses,
             lambda step: settings["rate"] * (settings["end_rate"] / settings["rate"]) ** (step / steps),
