@@ -66,9 +66,9 @@ NOTES = (
     "not come to the best plain net's accuracy in half of its steps: 30 times the rate is too much for so small a net.",
     "The net is of the paper's build, with six modules and an eighth of its width, so that a step takes 20 ms on one "
     "core and not a second. So small a net is easier to train without BN than the paper's: its factors are smaller.",
-    "A ratio is only fair if the plain net is trained until it gets no better. At the desk scale it nearly is: longer "
-    "training would take it a little higher, in many more steps. Each net is tested equally often in its time: the "
-    "plain ones' whole length, two thirds of it for bn-baseline, half for the others with BN, a third for plain "
+    "A ratio is only fair if the plain net is trained until it gets no better. At the desk scale it is not quite: "
+    "longer training would take it a little higher, in many more steps. Each net is tested equally often in its time: "
+    "the plain ones' whole length, two thirds of it for bn-baseline, half for the others with BN, a third for plain "
     "sigmoids. At the desk scale 2,000 test images are looked at; 0.8 points may be their luck.",
     "The paper gives neither momentum (0.9 here), L2 (2e-4, a fifth of it with 4.2.1's changes), the decay of the rate "
     "(to half over the plain net's length, six times faster with 4.2.1's changes) nor the initial weights (He's). "
