@@ -11,7 +11,8 @@ from pathlib import Path
 def commit_of_code() -> str | None:
     """The commit of the clone that this file is in, with a mark where it was changed since; None outside of one."""
     here = Path(__file__).parent
-    commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no", "--", "."])
+    git = ["git", "--no-optional-locks"]  # a run may be killed at this moment, too, and must not leave a clone locked
+    commands = ([*git, "rev-parse", "HEAD"], [*git, "status", "--porcelain", "--untracked-files=no", "--", "."])
     try:
         head, changes = (
             subprocess.run(command, cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
