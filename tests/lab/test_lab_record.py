@@ -1,6 +1,8 @@
 """Records are written line by line, and read whatever moment their writer died at."""
 
+import errno
 import math
+import os
 
 import pytest
 import torch
@@ -84,3 +86,24 @@ def test_a_broken_state_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(RecordError, match="not a trial's checkpoint"):
         load_state(path)
+
+
+def test_a_record_without_a_whole_line_is_not_read_yet(tmp_path):
+    write(tmp_path / "records" / "toy.a.3.jsonl", HEADER)
+    (tmp_path / "records" / "toy.b.3.jsonl").write_text("")
+    (tmp_path / "records" / "toy.c.3.jsonl").write_text('{"experiment": "to')
+    assert [trial.arm for trial in read_run(tmp_path).trials] == ["a"]
+
+
+def test_a_checkpoint_on_a_full_disk_is_the_systems_own_error(tmp_path, monkeypatch):
+    path = tmp_path / "state.safetensors"
+    save_state({"step": 1, "x": torch.ones(2)}, path)
+
+    def full(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        save_state({"step": 2, "x": torch.zeros(2)}, path)
+    assert caught.value.errno == errno.ENOSPC
+    assert load_state(path)["step"] == 1

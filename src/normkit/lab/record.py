@@ -111,8 +111,8 @@ def read_trial(path: Path) -> TrialRecord:
 
 
 def read_run(directory: Path) -> Run:
-    """Read all records of a run."""
-    found = sorted((directory / RECORDS).glob("*.jsonl"))
+    """Read all records of a run, but those of which no line is whole: their trials have only just been begun."""
+    found = [path for path in sorted((directory / RECORDS).glob("*.jsonl")) if b"\n" in path.read_bytes()]
     if not found:
         raise RecordError(f"{directory} holds no run: there is no {RECORDS}/*.jsonl in it.")
     return Run(directory, [read_trial(path) for path in found])

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from normkit.lab.record import RecordError
@@ -25,8 +25,10 @@ def save_state(state: Mapping[str, Any], path: Path) -> None:
     shape = json.dumps(_detach(state, tensors))
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
-    save_file(tensors or {"0": torch.empty(0)}, beside, metadata={"state": shape})
-    with open(beside, "rb") as file:
+    content = save(tensors or {"0": torch.empty(0)}, metadata={"state": shape})
+    with open(beside, "wb") as file:  # by ourselves: what a disk refuses is an OSError then
+        file.write(content)
+        file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
 
