@@ -152,9 +152,9 @@ def test_a_run_is_not_overwritten(unbroken):
 
 def test_another_run_is_not_gone_on_with(unbroken):
     directory, _ = unbroken
-    done = lab("run", "sigmoid-mlp", "--seeds", 3, "--out", directory, "--resume")
+    done = lab("run", "sigmoid-mlp", "--seeds", 5, "--out", directory, "--resume")
     assert done.returncode == 2
-    assert "has seeds 2: --resume goes on with just that run" in done.stderr
+    assert "has seeds 3: --resume goes on with just that run" in done.stderr
 
 
 def test_the_experiments_are_listed():
