@@ -15,6 +15,7 @@ from normkit.lab.experiments.inception import (
     BASELINE,
     EXPERIMENT,
     PLAIN,
+    PLAIN_RATES,
     PLAIN_SIGMOID,
     PLAIN_X5,
     RATE,
@@ -23,6 +24,7 @@ from normkit.lab.experiments.inception import (
     X30,
     Protocol,
     best_of,
+    late_gain,
     make_model,
     task_of,
 )
@@ -32,6 +34,7 @@ from normkit.lab.trial import run_trial, trial_paths
 STEPS = (100, 200, 300, 400)
 # What each arm measures in a run that bears the claim out.
 BORNE_OUT = {
+    "inception-x0.1": (0.1, 0.2, 0.3, 0.4),
     "inception-x0.3": (0.2, 0.3, 0.4, 0.5),
     PLAIN: (0.3, 0.5, 0.6, 0.7),
     "inception-x3": (0.4, 0.6, 0.75, 0.74),
@@ -90,8 +93,14 @@ def test_steps_are_counted_to_the_plain_nets_best_with_the_same_seed():
 
 def test_the_plain_nets_best_rate_is_taken():
     run = run_of(BORNE_OUT)
-    assert best_of(run, ("inception-x0.3", PLAIN, "inception-x3", PLAIN_X5)) == "inception-x3"
+    assert best_of(run, PLAIN_RATES) == "inception-x3"
     assert Protocol(run, "inception-x3").ratios(X5) == [1.5, 1.5]  # 300 steps to 0.75, and 200
+
+
+def test_a_plateau_is_where_the_last_quarter_brings_nothing():
+    run = run_of(BORNE_OUT)
+    assert late_gain(run.of(PLAIN)[0]) == pytest.approx(0.1)  # 0.6 at 300 of 400 steps, 0.7 at the end
+    assert late_gain(run.of("inception-x3")[0]) == 0
 
 
 def test_tables_hold_the_measured_and_the_papers_numbers():

@@ -29,3 +29,8 @@ class DataSet:
     classes: tuple[str, ...]
     train: Images
     test: Images
+
+    @property
+    def is_large(self) -> bool:
+        """Whether there is enough to train for longer at the same scale."""
+        return len(self.train.labels) >= 50_000

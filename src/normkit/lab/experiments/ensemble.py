@@ -22,7 +22,7 @@ from normkit.lab.trial import chance_level
 
 STEPS = {"quick": 20, "desk": 3000, "full": 10_000}
 EVERY = {"quick": 10, "desk": 200, "full": 500}
-LARGE, TIMES = 50_000, 3  # sets of so many images are trained on for so many times the steps
+TIMES = 3  # large sets are trained on for so many times the steps
 MARGIN = 4  # pixels that crops leave out: they are of 24 of 28, 28 of 32
 ENSEMBLE, BEST, MEAN = "ensemble", "best member", "mean of the members"
 CROPS = {1: "single crop", 10: "10 crops"}
@@ -82,9 +82,8 @@ class Ensemble(Experiment):
     def training(self, trial: Trial) -> Training:
         """Each member has images of its own in an order of its own, and a loss of its own in the sum."""
         settings, found = trial.arm.settings, data.load(trial.data)
-        is_large = len(found.train.labels) >= LARGE
-        steps = settings["steps_on_large_sets" if is_large else "steps"]
-        every = EVERY[trial.scale] * (TIMES if is_large else 1)
+        steps = settings["steps_on_large_sets" if found.is_large else "steps"]
+        every = EVERY[trial.scale] * (TIMES if found.is_large else 1)
         size = min(found.train.pixels.shape[2:]) - MARGIN
         prepare = standardised(found.train.pixels)
         transform = cut_and_mirrored(prepare, size)

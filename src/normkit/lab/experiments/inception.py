@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -16,12 +16,18 @@ from normkit.lab import data, models, pictures
 from normkit.lab.comparing import accuracy_figures, best, curve_over_seeds, is_complete, middle, steps_to, with_range
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Cell, Figure, Findings, Outcome, Table
-from normkit.lab.record import Run
+from normkit.lab.record import Run, TrialRecord
 from normkit.lab.trial import accuracy, chance_level
 
 PLAIN, BASELINE, X5, X30, X5_SIGMOID = "inception", "bn-baseline", "bn-x5", "bn-x30", "bn-x5-sigmoid"
 PLAIN_X5, PLAIN_SIGMOID = "inception-x5", "inception-sigmoid"
-PLAIN_RATES = ("inception-x0.3", PLAIN, "inception-x3", PLAIN_X5)  # the best of them is the plain net's own rate
+PLAIN_RATES: Mapping[str, float] = {  # the best of them is the plain net's own rate
+    "inception-x0.1": 0.1,
+    "inception-x0.3": 0.3,
+    PLAIN: 1.0,
+    "inception-x3": 3.0,
+    PLAIN_X5: 5.0,
+}
 BN_RATES = (BASELINE, X5, X30)
 # Of the paper's figure 3: millions of steps to 72.2%, and the maximum in percent.
 PAPER: Mapping[str, tuple[float | None, float]] = {
@@ -35,9 +41,8 @@ PAPER: Mapping[str, tuple[float | None, float]] = {
 RATE, PAPERS_RATE = 0.02, 0.0015
 PAPERS_STEPS = 31_000_000
 BATCH = 32
-DECAY = 0.5  # of the rate, over the plain net's length
+DECAY, DECAY_ON_LARGE_SETS = 0.5, 0.1  # of the rate, over the plain net's length
 SLACK = 0.01  # the second level is so much below the first, which a single lucky evaluation decides
-LARGE = 50_000  # images from which on a set is large
 
 
 class Length(NamedTuple):
@@ -51,7 +56,7 @@ class Length(NamedTuple):
 
 LENGTHS: Mapping[Scale, Length] = {
     "quick": Length(48, 48, 4, 200),
-    "desk": Length(1920, 7200, 24, 2000),
+    "desk": Length(1920, 15_000, 24, 2000),
     "full": Length(60_000, 60_000, 120, 10_000),
 }
 # What 4.2.1 changes along with BN: no Dropout, no local response normalisation, a fifth of L2, a faster decay.
@@ -60,19 +65,23 @@ CHANGED = {"dropout": 0.0, "lrn": False, "l2": 4e-5, "decay": 6}
 
 NOTES = (
     "Supported means, in medians over seeds: bn-x5 takes fewer steps than the plain net, at its one rate and at the "
-    "best of its four; some net with BN ends higher than any without; the plain net is worse at five times the rate "
+    "best of its five; some net with BN ends higher than any without; the plain net is worse at five times the rate "
     "than at the rate itself; and with sigmoids BN ends higher. Contradicted: bn-x5 is sooner by neither count. At "
     "first the rule asked for bn-x30, too. It was changed when on Fashion-MNIST, with two seeds of three, bn-x30 did "
     "not come to the best plain net's accuracy in half of its steps: 30 times the rate is too much for so small a net.",
     "The net is of the paper's build, with six modules and an eighth of its width, so that a step takes 20 ms on one "
     "core and not a second. So small a net is easier to train without BN than the paper's: its factors are smaller.",
-    "A ratio is only fair if the plain net is trained until it gets no better. At the desk scale it is not quite: "
-    "longer training would take it a little higher, in many more steps. Each net is tested equally often in its time: "
-    "the plain ones' whole length, two thirds of it for bn-baseline, half for the others with BN, a third for plain "
-    "sigmoids. At the desk scale 2,000 test images are looked at; 0.8 points may be their luck.",
+    "A ratio is only fair if the plain net is trained until it gets no better: what it still gained in the last "
+    "quarter of its steps is said above. Each net is tested equally often in its time: the plain ones' whole length, "
+    "two thirds of it for bn-baseline, half for the others with BN, a third for plain sigmoids. At the desk scale "
+    "2,000 test images are looked at; 0.8 points may be their luck.",
     "The paper gives neither momentum (0.9 here), L2 (2e-4, a fifth of it with 4.2.1's changes), the decay of the rate "
-    "(to half over the plain net's length, six times faster with 4.2.1's changes) nor the initial weights (He's). "
+    "(to half over the plain net's length, on large sets to a tenth; six times faster with 4.2.1's changes) nor the "
+    "initial weights (He's). "
     "Small images are neither cut nor mirrored, and there are no side classifiers.",
+    "On Fashion-MNIST the plain net had 7,200 steps at first, four rates of which the lowest was the best, and a rate "
+    "that decayed to half. It was still rising at its end, and bn-baseline, bn-x5 and bn-x30 took 2.1, 3.3 and 1.7 "
+    "times fewer steps (2.3, 3.8 and never, beside the best rate). Hence a longer run, a lower rate, a faster decay.",
     "Rate, depth, initial weights, decay and lengths were chosen after some forty short trials on fashion-mini, by "
     "test accuracies, so that the rate is about the plain net's best and five times as much is too much for it. "
     "Elsewhere it was otherwise. Ten modules, Glorot's weights, a rate of 0.01: bn-baseline, bn-x5 and bn-x30 took "
@@ -99,7 +108,7 @@ class Inception(Experiment):
         plain = ORIGINAL | {"norm": None, "activation": "relu", "times": 1.0, "length": 1.0}
         bn = CHANGED | {"norm": "BatchNorm2d", "activation": "relu", "length": 1 / 2}
         return [
-            *(Arm(name, plain | {"times": times}) for name, times in zip(PLAIN_RATES, (0.3, 1, 3, 5), strict=True)),
+            *(Arm(name, plain | {"times": times}) for name, times in PLAIN_RATES.items()),
             Arm(BASELINE, plain | {"norm": "BatchNorm2d", "length": 2 / 3}),
             Arm(X5, bn | {"times": 5.0}),
             Arm(X30, bn | {"times": 30.0}),
@@ -120,7 +129,7 @@ class Inception(Experiment):
             steps,
             lambda step: step % (steps // length.tests) == 0,
             lambda model: {"accuracy": task.accuracy(model)},
-            rate=lambda step: rate * DECAY ** (settings["decay"] * step / task.steps),
+            rate=lambda step: rate * task.decay ** (settings["decay"] * step / task.steps),
             chance=chance_level(task.classes),
         )
 
@@ -148,6 +157,7 @@ class Task(NamedTuple):
     channels: int
     classes: int
     rate: float
+    decay: float
     steps: int  # of the plain net
     batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]
     accuracy: Callable[[nn.Module], float]
@@ -160,7 +170,7 @@ def task_of(trial: Trial) -> Task:
         steps = PAPERS_STEPS if trial.scale == "full" else length.steps_on_large_sets
         inputs = partial(_large_batches, found, trial.seed)
         right = partial(_accuracy_on_large, found)
-        return Task(models.bn_inception, 3, len(found.classes), PAPERS_RATE, steps, inputs, right)
+        return Task(models.bn_inception, 3, len(found.classes), PAPERS_RATE, DECAY_ON_LARGE_SETS, steps, inputs, right)
     prepare = pictures.standardised(found.train.pixels)
     images, labels = prepare(found.test.pixels[: length.images]), found.test.labels[: length.images]
     return Task(
@@ -168,7 +178,8 @@ def task_of(trial: Trial) -> Task:
         found.train.pixels.shape[1],
         len(found.classes),
         RATE,
-        length.steps_on_large_sets if len(found.train.labels) >= LARGE else length.steps,
+        DECAY_ON_LARGE_SETS if found.is_large else DECAY,
+        length.steps_on_large_sets if found.is_large else length.steps,
         lambda start: data.batches(found.train, BATCH, trial.seed, start, lambda pixels, _: prepare(pixels)),
         lambda model: accuracy(model, images, labels, batch=500),
     )
@@ -234,7 +245,14 @@ def highest(run: Run, arm: str) -> float:
     return middle([best(trial) for trial in run.of(arm)]) or 0.0
 
 
-def best_of(run: Run, arms: Sequence[str]) -> str:
+def late_gain(trial: TrialRecord) -> float:
+    """How much higher a trial's best accuracy is than it was before the last quarter of its steps: 0 on a plateau."""
+    steps, values = trial.series("accuracy")
+    early = [value for step, value in zip(steps, values, strict=True) if step <= 0.75 * steps[-1]]
+    return best(trial) - max(early)
+
+
+def best_of(run: Run, arms: Iterable[str]) -> str:
     """The arm that comes highest."""
     return max(arms, key=lambda arm: highest(run, arm))
 
@@ -263,7 +281,9 @@ def _reasons(run: Run, papers: Protocol, best_rates: Protocol) -> list[str]:
     return [
         f"As in the paper, times fewer steps to the best accuracy of {PLAIN}: {sooner(papers)}. The paper has 2.3, "
         "14.8 and 11.5.",
-        f"To that of {best_rates.reference}, the plain net at the best of four rates: {sooner(best_rates)}.",
+        f"To that of {best_rates.reference}, the best of {len(PLAIN_RATES)} rates without BN: {sooner(best_rates)}.",
+        f"In the last quarter of its steps {best_rates.reference} still rose by "
+        f"{with_range([100 * late_gain(trial) for trial in run.of(best_rates.reference)], 1)} points.",
         f"The highest accuracies: {told(best_of(run, BN_RATES))}, {told(best_rates.reference)}.",
         f"At five times the rate without BN: {told(PLAIN_X5)}, where {told(PLAIN)}.",
         f"With sigmoids: {told(X5_SIGMOID)}, {told(PLAIN_SIGMOID)}.",
