@@ -1,0 +1,33 @@
+"""The norm layers of a model, and the statistics they store."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from normkit.moments import Moments
+from normkit.spec import NormSpec, describe
+from normkit.walk import named_layers
+
+
+class Norm(NamedTuple):
+    """A norm layer, its name in the model, and what it does."""
+
+    name: str
+    layer: nn.Module
+    spec: NormSpec
+
+
+def norms(model: nn.Module) -> list[Norm]:
+    """Every norm layer of a model once, the model itself included."""
+    described = [(name, layer, describe(layer)) for name, layer in named_layers(model)]
+    return [Norm(name, layer, spec) for name, layer, spec in described if spec is not None]
+
+
+def stored_moments(layer: nn.Module) -> Moments | None:
+    """The statistics that a layer normalises with in evaluation; None if it has none, or not one per channel."""
+    mean, var = getattr(layer, "running_mean", None), getattr(layer, "running_var", None)
+    if not isinstance(mean, Tensor) or not isinstance(var, Tensor) or mean.dim() != 1 or mean.shape != var.shape:
+        return None
+    return Moments(mean, var, 0)

@@ -1,0 +1,106 @@
+"""One piece of surgery from its beginning to its end, or to the error after which nothing has happened."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from normkit.errors import ArgumentError, NormkitError
+from normkit.feeding import Forward
+from normkit.snapshot import Snapshot, same_random_state
+from normkit.surgery import parity
+from normkit.surgery.result import Change, Parity, Surgery
+from normkit.walk import named_layers
+
+
+class CopyError(NormkitError, RuntimeError):
+    """A model that cannot be copied."""
+
+
+class Operation:
+    """The model that is worked on, and notes of what is done to it."""
+
+    def __init__(self, model: nn.Module, inplace: bool) -> None:
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(f"model must be a torch.nn.Module; got a {type(model).__name__}.")
+        self._original = model
+        self.model = model if inplace else _copied(model)
+        self._snapshot = Snapshot(model) if inplace else None
+        self.changed: list[Change] = []
+        self.skipped: list[Change] = []
+
+    def change(self, layer: str, what: str, why: str) -> None:
+        """Note a layer that was changed."""
+        self.changed.append(Change(layer, what, why))
+
+    def skip(self, layer: str, what: str, why: str) -> None:
+        """Note a layer that was left as it was."""
+        self.skipped.append(Change(layer, what, why))
+
+    def layers(self) -> list[tuple[str, nn.Module]]:
+        """Every layer once, with its name."""
+        return list(named_layers(self.model))
+
+    def trace(self, example: Any, forward: Forward | None = None) -> parity.Trace | None:
+        """What the model, as it is now, computes on the example; None without one."""
+        return None if example is None else parity.trace(self.model, example, forward)
+
+    def result(
+        self,
+        before: parity.Trace | None = None,
+        example: Any = None,
+        forward: Forward | None = None,
+        meant: Collection[str] = (),
+    ) -> Surgery:
+        """The end: the notes, and the parity with what the model computed `before`, if that is known."""
+        proof: Parity | None = None
+        if before is not None:
+            proof = parity.compare(before, parity.trace(self.model, example, forward), meant)
+        return Surgery(self.model, self.changed, self.skipped, proof, self.undo)
+
+    def undo(self) -> nn.Module:
+        """The model as it was before the operation."""
+        if self._snapshot is not None:
+            self._snapshot.restore()
+        return self._original
+
+
+@contextmanager
+def operation(model: nn.Module, inplace: bool) -> Iterator[Operation]:
+    """Operate on the model, or on a copy; whatever is raised leaves everything as it was."""
+    with same_random_state():
+        begun = Operation(model, inplace)
+        try:
+            yield begun
+        except BaseException:
+            begun.undo()
+            raise
+
+
+def become(layer: nn.Module, other: nn.Module) -> None:
+    """Turn a layer into another. Whoever holds it, under whatever names, holds the other from now on.
+
+    Its hooks stay, and so do mode and the handles that remove them. `other` is used up.
+    """
+    kept = {name: value for name, value in vars(layer).items() if "hook" in name} | {"training": layer.training}
+    try:
+        layer.__class__ = type(other)
+    except TypeError as error:
+        raise NormkitError(f"a {type(layer).__name__} cannot become a {type(other).__name__}: {error}") from None
+    state = vars(other) | kept
+    vars(layer).clear()
+    vars(layer).update(state)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise CopyError(
+            f"{type(model).__name__} cannot be copied: {type(error).__name__}: {error} Pass inplace=True to work on "
+            "the model itself; undo() puts it back."
+        ) from error

@@ -1,0 +1,126 @@
+"""Whether a model still computes what it did, and where it first does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normkit.errors import NormkitError
+from normkit.feeding import Forward, feed, in_evaluation, tensors_in
+from normkit.snapshot import untouched
+from normkit.surgery.result import Parity
+from normkit.walk import named_layers
+
+ROUNDING = 64  # units in the last place, of the largest value, that a layer's output may move without being named
+
+
+class Trace(NamedTuple):
+    """What a model gave on an example, and each of its layers on the way, in the order they ran."""
+
+    outputs: list[Tensor]
+    layers: list[tuple[str, list[Tensor]]]
+
+
+class ExampleError(NormkitError, RuntimeError):
+    """A model that does not run on the example it was given."""
+
+
+def trace(model: nn.Module, example: Any, forward: Forward | None = None) -> Trace:
+    """Run a model on an example, in evaluation, and leave it as it was."""
+    layers: list[tuple[str, list[Tensor]]] = []
+    with untouched(model), in_evaluation(model), _recording(model, layers):
+        outputs = run_example(model, example, forward)
+    return Trace([_copy(tensor) for tensor in tensors_in(outputs)], layers)
+
+
+def run_example(model: nn.Module, example: Any, forward: Forward | None = None) -> Any:
+    """Run a model on an example; that it cannot be run is an error that says what it was given."""
+    try:
+        return feed(model, example, forward)
+    except NormkitError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(example)) or type(example).__name__
+        raise ExampleError(
+            f"{type(model).__name__} does not run on the example ({shapes}): {type(error).__name__}: {error} "
+            "A tensor is the input, of a tuple the first element; forward=lambda model, batch: ... calls it otherwise."
+        ) from error
+
+
+def compare(before: Trace, after: Trace, meant: Collection[str] = ()) -> Parity:
+    """How far the outputs moved, and the first layer that did, but for those that were meant to."""
+    max_abs, max_rel = _differences(before.outputs, after.outputs)
+    return Parity(max_abs, max_rel, _first(before, after, meant) if max_abs > 0 else None)
+
+
+def _first(before: Trace, after: Trace, meant: Collection[str]) -> str | None:
+    calls: dict[str, int] = {}
+    found = _by_call(after)
+    for name, tensors in before.layers:
+        call = calls[name] = calls.get(name, -1) + 1
+        others = found.get((name, call))
+        if others is None or name in meant:
+            continue
+        if _differences(tensors, others)[1] > ROUNDING * _eps(tensors):
+            return name
+    return None
+
+
+def _by_call(trace: Trace) -> dict[tuple[str, int], list[Tensor]]:
+    calls: dict[str, int] = {}
+    found = {}
+    for name, tensors in trace.layers:
+        call = calls[name] = calls.get(name, -1) + 1
+        found[name, call] = tensors
+    return found
+
+
+def _differences(before: list[Tensor], after: list[Tensor]) -> tuple[float, float]:
+    if [t.shape for t in before] != [t.shape for t in after]:
+        return math.inf, math.inf
+    pairs = [difference(a, b) for a, b in zip(before, after, strict=True)]
+    return max((d for d, _ in pairs), default=0.0), max((r for _, r in pairs), default=0.0)
+
+
+def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
+    """The largest difference of two tensors of one shape, and the same over the largest magnitude of the first."""
+    if a.numel() == 0:
+        return 0.0, 0.0
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    a, b = a.to(wide), b.to(device=a.device, dtype=wide)
+    gaps = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
+    gap = math.inf if gaps.isnan().any() else gaps.max().item()
+    if gap == 0:
+        return 0.0, 0.0
+    largest = a.abs().nan_to_num(0.0, posinf=0.0).max().item()
+    return gap, gap / largest if largest else math.inf
+
+
+def _eps(tensors: list[Tensor]) -> float:
+    return max((torch.finfo(t.dtype).eps for t in tensors if t.is_floating_point()), default=0.0)
+
+
+@contextmanager
+def _recording(model: nn.Module, into: list[tuple[str, list[Tensor]]]) -> Iterator[None]:
+    """Note the outputs of the innermost layers."""
+
+    def note(name: str) -> Any:
+        return lambda module, args, output: into.append((name, [_copy(tensor) for tensor in tensors_in(output)]))
+
+    innermost = [(name, module) for name, module in named_layers(model) if next(module.children(), None) is None]
+    handles = [module.register_forward_hook(note(name)) for name, module in innermost]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """What an in-place layer after it will not change."""
+    return tensor.detach().clone()

@@ -1,0 +1,65 @@
+"""What every verb returns: the model, what was changed in it and what was not, the proof, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import nn
+
+
+class Change(NamedTuple):
+    """One layer, what was done with it or would have been, and why."""
+
+    layer: str
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.layer or '(the model itself)'}: {self.what} ({self.why})"
+
+
+class Parity(NamedTuple):
+    """How far the outputs on the example are from what they were, in evaluation.
+
+    Attributes:
+        max_abs: the largest difference of two values; infinite where shapes or NaN differ.
+        max_rel: the largest difference over the largest magnitude of the output it belongs to.
+        first_layer: the first layer, in the order they run, whose output moved by more than rounding explains; None
+            if there is no such layer.
+    """
+
+    max_abs: float
+    max_rel: float
+    first_layer: str | None
+
+
+@dataclass(frozen=True)
+class Surgery:
+    """The result of a verb."""
+
+    model: nn.Module
+    changed: Sequence[Change]
+    skipped: Sequence[Change]
+    parity: Parity | None
+    _undo: Callable[[], nn.Module] = field(repr=False)
+
+    def undo(self) -> nn.Module:
+        """Give back the model as it was before, bit for bit.
+
+        Of surgery on a copy that is the model it was copied from; of surgery in place, the same model, put back:
+        layers, values, modes, hooks and requires_grad.
+        """
+        return self._undo()
+
+    def __str__(self) -> str:
+        lines = [f"changed {len(self.changed)}, skipped {len(self.skipped)}"]
+        lines += [f"  {change}" for change in self.changed]
+        lines += [f"  skipped {change}" for change in self.skipped]
+        if self.parity is not None:
+            where = (
+                "" if self.parity.first_layer is None else f", first at {self.parity.first_layer or 'the model itself'}"
+            )
+            lines.append(f"outputs moved by {self.parity.max_abs:.2g} ({self.parity.max_rel:.2g} relative{where})")
+        return "\n".join(lines)
