@@ -17,9 +17,9 @@ def is_complete(run: Run, arms: Sequence[Arm]) -> bool:
     return len(run.trials) == len(seeds) * len(arms) and all(trial.end for trial in run.trials)
 
 
-def verdict(holds: Sequence[bool], is_complete: bool) -> Outcome:
+def verdict(holds: Sequence[bool], complete: bool) -> Outcome:
     """For the claim if all of its parts hold, against it if none does, and neither before a run is complete."""
-    if not is_complete:
+    if not complete:
         return "unclear"
     return "supported" if all(holds) else "contradicted" if not any(holds) else "unclear"
 

@@ -257,9 +257,9 @@ def best_of(run: Run, arms: Iterable[str]) -> str:
     return max(arms, key=lambda arm: highest(run, arm))
 
 
-def outcome(run: Run, protocols: Sequence[Protocol], is_complete: bool) -> Outcome:
+def outcome(run: Run, protocols: Sequence[Protocol], complete: bool) -> Outcome:
     """Supported if every part of the claim holds in medians over seeds; against it if BN is nowhere sooner."""
-    if not is_complete:
+    if not complete:
         return "unclear"
     sooner = [protocol.is_sooner(X5) for protocol in protocols]
     parts = [
