@@ -11,7 +11,7 @@ ROOT = Path(normkit.__file__).parent
 
 # Each part may import those before it.
 ORDER = [
-    ["errors", "_core"],
+    ["errors", "findings", "_core"],
     ["moments", "activations"],
     ["affine"],
     ["kernels"],
@@ -32,7 +32,14 @@ def test_importing_is_lean():
     code = "import sys, torch; before = set(sys.modules); import normkit; print(*set(sys.modules) - before)"
     added = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert [name for name in added if not name.startswith("normkit")] == []
-    later = ("normkit.cli", "normkit.bench", "normkit.lab", "normkit.environment", "normkit.kernels.compiled")
+    later = (
+        "normkit.cli",
+        "normkit.bench",
+        "normkit.lab",
+        "normkit.surgery",
+        "normkit.environment",
+        "normkit.kernels.compiled",
+    )
     assert [name for name in added if name.startswith(later)] == []
 
 

@@ -122,11 +122,12 @@ def test_values_come_back_where_others_look_at_them():
     assert torch.equal(view, before)
 
 
-def test_lazy_layers_can_be_kept():
-    model = nn.Sequential(nn.LazyConv2d(3, 1), nn.LazyBatchNorm2d())
+def test_lazy_layers_and_those_without_values_can_be_kept():
+    model = nn.Sequential(nn.LazyConv2d(3, 1), nn.LazyBatchNorm2d(), nn.BatchNorm2d(3, device="meta"))
     with untouched(model):
-        pass
+        model.eval()
     assert isinstance(model[0], nn.LazyConv2d)
+    assert model[2].training
 
 
 def test_untouched_also_when_something_fails():

@@ -31,3 +31,7 @@ class BackendError(NormkitError, RuntimeError):
 
 class MissingExtraError(NormkitError, ImportError):
     """A package of an optional extra that is not installed."""
+
+
+class NormkitWarning(UserWarning):
+    """The root of everything normkit warns of: it went on, and you should know how."""

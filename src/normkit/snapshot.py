@@ -107,7 +107,7 @@ def same_random_state() -> Iterator[None]:
 
 
 def _has_values(value: object) -> bool:
-    return isinstance(value, Tensor) and not is_lazy(value)
+    return isinstance(value, Tensor) and not is_lazy(value) and not value.is_meta
 
 
 def _kept(tensor: Tensor) -> _Value:
