@@ -61,6 +61,7 @@ class FrozenBatchNorm(NormLayer):
     running_var: Tensor
     num_batches_tracked: Tensor
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Become the identity: mean and beta zero, variance and gamma one."""
         for zero in (self.running_mean, self.bias, self.num_batches_tracked):
