@@ -1,0 +1,1 @@
+"""What stands behind `recalibrate` and `adapt`: statistics over batches, and what is watched meanwhile."""
