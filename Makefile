@@ -15,9 +15,10 @@ help:  ## what there is to make
 $(SOURCES): FORCE
 	@mkdir -p $(VENV) && find src -name '*.py' | sort > $@.new && { cmp -s $@.new $@ || cp $@.new $@; }
 
-$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) $(SOURCES)
+$(INSTALLED): pyproject.toml constraints.txt tests/architectures.txt CMakeLists.txt $(wildcard csrc/*) $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-deps --requirement tests/architectures.txt
 	touch $@
 
 demo: $(INSTALLED)  ## what made Batch Normalization famous, on this machine, in minutes

@@ -1,0 +1,35 @@
+"""Folding networks that others wrote: parity in float32 and float64, and every norm that can be is folded."""
+
+import pytest
+import torch
+from architectures import ARCHITECTURES
+
+from normkit.surgery.fold import fold
+
+QUICK = [architecture for architecture in ARCHITECTURES if architecture.quick]
+
+# Of those that are not folded: their input is a sum that somebody else reads too, and a ReLU follows.
+LEFT = {"preresnet20_cifar10": 10}
+
+
+def wide(batch):
+    return {key: wide(value) for key, value in batch.items()} if isinstance(batch, dict) else batch.double()
+
+
+@pytest.mark.filterwarnings("ignore")  # of theirs
+@pytest.mark.parametrize("architecture", QUICK, ids=lambda architecture: architecture.name)
+def test_parity(architecture):
+    pytest.importorskip(architecture.package)
+    model, example = architecture.trained(), architecture.example(seed=9)
+    result = fold(model, example)
+    assert result.changed
+    assert len(result.skipped) == LEFT.get(architecture.name, 0), str(result)
+    assert result.parity.max_rel <= 1e-4
+    result64 = fold(model.double(), wide(example))
+    assert result64.changed == result.changed
+    assert result64.parity.max_rel <= 1e-10
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_there_are_enough_of_them():
+    assert len({architecture.name for architecture in ARCHITECTURES}) >= 30
