@@ -1,0 +1,1 @@
+"""What stands behind `check_export`: reading and running what was exported."""
