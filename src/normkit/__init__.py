@@ -1,5 +1,7 @@
 """normkit: normalization for PyTorch that can be trusted. The public names, as one list."""
 
+from typing import TYPE_CHECKING
+
 from normkit import functional, layers
 from normkit.affine import scale_shift
 from normkit.errors import (
@@ -9,8 +11,10 @@ from normkit.errors import (
     DtypeError,
     NonFiniteError,
     NormkitError,
+    NormkitWarning,
     ShapeError,
 )
+from normkit.findings import Finding
 from normkit.layers import (
     AccumulatedBatchNorm2d,
     BatchNorm1d,
@@ -54,6 +58,20 @@ from normkit.layers import (
 from normkit.moments import Moments, ema, population
 from normkit.spec import NormSpec, describe
 
+if TYPE_CHECKING:
+    from normkit.surgery.adapt import adapt
+    from normkit.surgery.convert import convert
+    from normkit.surgery.export import ExportCheck, check_export
+    from normkit.surgery.fold import fold
+    from normkit.surgery.freeze import freeze, unfreeze
+    from normkit.surgery.manifest import manifest
+    from normkit.surgery.recalibrate import recalibrate
+    from normkit.surgery.result import Change, Parity, Surgery
+    from normkit.surgery.saving import load, save
+    from normkit.surgery.storing.checkpoint import CheckpointError
+    from normkit.surgery.storing.mismatch import MismatchError
+    from normkit.surgery.updates import no_updates
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -66,13 +84,17 @@ __all__ = [
     "BatchRenorm1d",
     "BatchRenorm2d",
     "BatchRenorm3d",
+    "Change",
+    "CheckpointError",
     "DistributedError",
     "DomainBatchNorm1d",
     "DomainBatchNorm2d",
     "DtypeError",
     "EvoNormB0",
     "EvoNormS0",
+    "ExportCheck",
     "FilterResponseNorm2d",
+    "Finding",
     "FrozenBatchNorm1d",
     "FrozenBatchNorm2d",
     "FrozenBatchNorm3d",
@@ -84,30 +106,54 @@ __all__ = [
     "InstanceNorm3d",
     "LayerNorm",
     "LocalResponseNorm",
+    "MismatchError",
     "Moments",
     "MovingBatchNorm2d",
     "NonFiniteError",
     "NormSpec",
     "NormkitError",
+    "NormkitWarning",
+    "Parity",
     "PositionBatchNorm2d",
     "RMSNorm",
     "ScaleNorm",
     "ScaledStdConv2d",
     "ShapeError",
     "SkipInit",
+    "Surgery",
     "SwitchableNorm2d",
     "SyncBatchNorm",
     "WhitenedBatchNorm1d",
     "WhitenedBatchNorm2d",
+    "adapt",
     "adaptive_gradient_clip_",
+    "check_export",
+    "convert",
     "describe",
     "domain",
     "ema",
     "fixup_init_",
+    "fold",
+    "freeze",
     "functional",
     "layers",
+    "load",
+    "manifest",
+    "no_updates",
     "population",
+    "recalibrate",
     "renorm_schedule",
+    "save",
     "scale_shift",
+    "unfreeze",
     "weight_norm",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load surgery when one of its verbs is first asked for: who only wants layers does not wait for it."""
+    if name in __all__:
+        from normkit import surgery
+
+        return getattr(surgery, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@ from normkit.cli.bench import bench
 from normkit.cli.data import data_app
 from normkit.cli.env import env
 from normkit.cli.lab import lab_app
+from normkit.cli.surgery import convert, fold, freeze, recalibrate
 from normkit.errors import NormkitError
 
 app = typer.Typer(
@@ -22,6 +23,8 @@ app = typer.Typer(
 )
 app.command()(env)
 app.command()(bench)
+for verb in (fold, convert, freeze, recalibrate):
+    app.command()(verb)
 app.add_typer(lab_app, name="lab")
 app.add_typer(data_app, name="data")
 
