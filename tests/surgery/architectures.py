@@ -18,11 +18,15 @@ class Architecture:
     """A network: who has it, how it is built, and the shape of what it takes."""
 
     name: str
-    package: str
+    home: str  # the module that it is in
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
     key: str | None = None  # the keyword argument that it wants its input as
     quick: bool = False
+
+    @property
+    def package(self) -> str:
+        return self.home.partition(".")[0]
 
     def example(self, seed: int = 0, batch: int = 2) -> Any:
         noise = torch.randn(batch, *self.shape, generator=torch.Generator().manual_seed(seed))
@@ -54,19 +58,19 @@ class Architecture:
 
 
 def _cv(module: str, function: str | None = None, shape=(3, 224, 224), quick=False, **options: Any) -> Architecture:
-    function = function or module
+    function, home = function or module, f"pytorchcv.models.{module}"
 
     def build() -> nn.Module:
-        return getattr(importlib.import_module(f"pytorchcv.models.{module}"), function)(**options)
+        return getattr(importlib.import_module(home), function)(**options)
 
-    return Architecture(function, "pytorchcv", build, shape, quick=quick)
+    return Architecture(function, home, build, shape, quick=quick)
 
 
 def _monai(name: str, shape: tuple[int, ...], quick=False, **options: Any) -> Architecture:
     def build() -> nn.Module:
         return getattr(importlib.import_module("monai.networks.nets"), name)(**options)
 
-    return Architecture(name, "monai", build, shape, quick=quick)
+    return Architecture(name, "monai.networks.nets", build, shape, quick=quick)
 
 
 def _hf(name: str, config: str, shape=(3, 64, 64), quick=False, key="pixel_values", **options: Any) -> Architecture:
@@ -129,7 +133,7 @@ ARCHITECTURES = [
     _cv("octresnet", "octresnet10_ad2"),
     _cv("fishnet", "fishnet99"),
     _cv("regnet", "regnetx002"),
-    _cv("sknet", "skresnet18"),
+    _cv("sknet", "sknet50"),
     _cv("bagnet", "bagnet9"),
     _cv("dpn", "dpn68"),
     _cv("erfnet", "erfnet_cityscapes", (3, 64, 64)),

@@ -1,5 +1,7 @@
 """Folding networks that others wrote: parity in float32 and float64, and every norm that can be is folded."""
 
+import importlib
+
 import pytest
 import torch
 from architectures import ARCHITECTURES
@@ -29,6 +31,15 @@ def test_parity(architecture):
     assert result64.changed == result.changed
     assert result64.parity.max_rel <= 1e-10
     assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize(
+    "architecture", [a for a in ARCHITECTURES if a.package == "pytorchcv"], ids=lambda architecture: architecture.name
+)
+def test_its_package_has_it(architecture):
+    """Also those that only the benchmark builds."""
+    pytest.importorskip(architecture.package)
+    assert hasattr(importlib.import_module(architecture.home), architecture.name)
 
 
 def test_there_are_enough_of_them():
