@@ -54,7 +54,7 @@ class Fold:
         return " and ".join(host.name for host in self.channels)
 
 
-class Site(NamedTuple):
+class Meeting(NamedTuple):
     """One product that one call of a norm meets, and how its channels belong to the norm's."""
 
     product: Product
@@ -100,19 +100,21 @@ class Plan:
             raise Obstacle("it does not run on the example")
         for call in calls:
             _check_call(norm, call)
-        sites = [site for call in calls for site in (self._before(norm, call) if after else self._behind(norm, call))]
+        meetings = [
+            meeting for call in calls for meeting in (self._before(norm, call) if after else self._behind(norm, call))
+        ]
         found = affine_map(norm, calls[0].inputs[0])
         if not after and not found.is_bare:
             raise Obstacle("an activation follows inside it")
-        _check_padding(found, sites)
-        channels = _by_host(self.hosts, sites)
+        _check_padding(found, meetings)
+        channels = _by_host(self.hosts, meetings)
         for host, own in channels.items():
             _check_shift(host, found, own, after)
-        through = {event.norm for site in sites for event in site.events if event.norm is not None}
-        meant = frozenset[str]().union(*(site.meant for site in sites))
+        through = {event.norm for meeting in meetings for event in meeting.events if event.norm is not None}
+        meant = frozenset[str]().union(*(meeting.meant for meeting in meetings))
         return Fold(norm, found, channels, after, any(map(_reorders, calls)), frozenset(through), meant)
 
-    def _before(self, norm: Norm, call: Event) -> list[Site]:
+    def _before(self, norm: Norm, call: Event) -> list[Meeting]:
         """The products that a norm's input comes from."""
         ends = {event.index: p for p in self._products() if (event := self.flow.maker(p.output)) is not None}
         events = way_back(self.flow, call.inputs[0], ends, self._passable(after=True))
@@ -131,11 +133,11 @@ class Plan:
         of_each = _channels_reached(labels, dim, sum(counts)).split(counts)
         meant = self._given_by(tensors)
         return [
-            Site(product, channels, torch.zeros_like(channels, dtype=torch.bool), between, meant)
+            Meeting(product, channels, torch.zeros_like(channels, dtype=torch.bool), between, meant)
             for product, channels in zip(products, of_each, strict=True)
         ]
 
-    def _behind(self, norm: Norm, call: Event) -> list[Site]:
+    def _behind(self, norm: Norm, call: Event) -> list[Meeting]:
         """The products that a norm's output goes to."""
         if call.kwargs.get("residual") is not None:
             raise Obstacle("a residual is added inside it")
@@ -152,7 +154,7 @@ class Plan:
         labels = Route(between, [start], [product.input for product in products]).channels()
         meant = self._given_by(tensors)
         return [
-            Site(product, *_channels_received(own, product.dim), between, meant)
+            Meeting(product, *_channels_received(own, product.dim), between, meant)
             for product, own in zip(products, labels, strict=True)
         ]
 
@@ -233,12 +235,12 @@ def _check_unwritten(flow: Flow, call: Event, products: list[Product]) -> None:
             raise Obstacle(f"its input is changed by {event} before the layer after it runs")
 
 
-def _by_host(hosts: list[Host], sites: list[Site]) -> dict[Host, Tensor]:
+def _by_host(hosts: list[Host], meetings: list[Meeting]) -> dict[Host, Tensor]:
     """The channels of each host, if all of its products agree about them."""
     found: dict[Host, Tensor] = {}
-    seen = {site.product for site in sites}
+    seen = {meeting.product for meeting in meetings}
     for host in hosts:
-        own = [site for site in sites if site.product in host.products]
+        own = [meeting for meeting in meetings if meeting.product in host.products]
         if not own:
             continue
         if host.obstacle is not None:
@@ -255,10 +257,10 @@ def per_channel(values: Tensor, channels: Tensor, otherwise: float, device: torc
     return torch.where(channels == NOTHING, otherwise, found).to(device)
 
 
-def _check_padding(found: AffineMap, sites: list[Site]) -> None:
+def _check_padding(found: AffineMap, meetings: list[Meeting]) -> None:
     """Refuse a shift of channels that zeros are padded to, which the norm does not shift."""
-    for site in sites:
-        if found.shift[site.channels[site.is_padded]].any():
+    for meeting in meetings:
+        if found.shift[meeting.channels[meeting.is_padded]].any():
             raise Obstacle("zeros that are padded after it would get its shift too")
 
 
