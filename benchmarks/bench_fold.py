@@ -22,7 +22,7 @@ from torch import nn
 from torch.fx.experimental import optimization
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "surgery"))
-from architectures import ARCHITECTURES
+from architectures import ARCHITECTURES, wide
 
 from normkit.feeding import feed
 from normkit.surgery.fold import fold
@@ -30,11 +30,6 @@ from normkit.surgery.parity import compare, trace
 
 ROUNDS = 15
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
-
-
-def wide(batch):
-    """The same in float64."""
-    return {key: wide(value) for key, value in batch.items()} if isinstance(batch, dict) else batch.double()
 
 
 def torch_fuse(model, example):

@@ -7,6 +7,7 @@ from torch.nn.utils import parametrize
 
 import normkit as nk
 from cases import randomise_
+from foreign_norms import FrozenBatchNorm2d
 
 
 class BatchNormAct2d(nn.BatchNorm2d):
@@ -27,17 +28,6 @@ class InPlaceABN(nn.BatchNorm2d):
     def __init__(self, num_features, activation):
         super().__init__(num_features)
         self.activation = activation
-
-
-class FrozenBatchNorm2d(nn.Module):
-    """As torchvision writes it; as DETR does, which keeps no eps, for eps=None."""
-
-    def __init__(self, num_features, eps=1e-5):
-        super().__init__()
-        if eps is not None:
-            self.eps = eps
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            self.register_buffer(name, torch.rand(num_features) + 0.5)
 
 
 BATCH = nk.NormSpec(

@@ -1,6 +1,5 @@
 """The activations that a layer can carry, with their slopes for the analytic backward."""
 
-import difflib
 from collections.abc import Callable
 from math import pi, sqrt
 from typing import Literal, NamedTuple, get_args
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normkit.errors import ArgumentError
+from normkit.errors import ArgumentError, did_you_mean
 
 ActivationName = Literal["relu", "leaky_relu", "silu", "gelu", "sigmoid", "tanh"]
 
@@ -69,7 +68,5 @@ def check_activation(name: str | None) -> None:
     """Refuse a name that is not in the table, with the nearest that is."""
     if name is None or name in ACTIVATIONS:
         return
-    near = difflib.get_close_matches(str(name).lower(), ACTIVATIONS, n=1)
-    hint = f' Did you mean "{near[0]}"?' if near else ""
     known = ", ".join(f'"{known}"' for known in get_args(ActivationName))
-    raise ArgumentError(f"activation must be one of {known}, or None; got {name!r}.{hint}")
+    raise ArgumentError(f"activation must be one of {known}, or None; got {name!r}.{did_you_mean(name, ACTIVATIONS)}")

@@ -1,5 +1,8 @@
 """The errors users meet. Each says what was needed, what came, and what to do."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class NormkitError(Exception):
     """The root of everything normkit raises on purpose."""
@@ -35,3 +38,9 @@ class MissingExtraError(NormkitError, ImportError):
 
 class NormkitWarning(UserWarning):
     """The root of everything normkit warns of: it went on, and you should know how."""
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The end of an error about a name: the nearest of those that are known, or nothing if none is near."""
+    near = difflib.get_close_matches(str(name).lower(), list(known), n=1)
+    return f' Did you mean "{near[0]}"?' if near else ""

@@ -57,6 +57,11 @@ class Architecture:
         return model.eval()
 
 
+def wide(batch: Any) -> Any:
+    """The same in float64."""
+    return {key: wide(value) for key, value in batch.items()} if isinstance(batch, dict) else batch.double()
+
+
 def _cv(module: str, function: str | None = None, shape=(3, 224, 224), quick=False, **options: Any) -> Architecture:
     function, home = function or module, f"pytorchcv.models.{module}"
 

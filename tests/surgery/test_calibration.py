@@ -6,11 +6,11 @@ import re
 import numpy
 import pytest
 import torch
-from foreign_norms import BatchNormAct2d, picture, same_picture
 from torch import nn
 
 import normkit as nk
 from case import randomise_
+from foreign_norms import BatchNormAct2d, picture, same_picture
 from normkit.lab.data import load
 from normkit.surgery.convert import convert
 

@@ -12,9 +12,9 @@ from torch.export import export
 
 import normkit as nk
 from normkit.errors import ArgumentError, MissingExtraError
-from normkit.surgery.export import TOLERANCES, check_export
+from normkit.surgery.export import check_export
 from normkit.surgery.exporting.onnx_model import OnnxError
-from normkit.surgery.parity import ExampleError
+from normkit.surgery.parity import TOLERANCES, ExampleError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch.*", "ignore::DeprecationWarning", "ignore::FutureWarning"),

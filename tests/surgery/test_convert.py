@@ -6,6 +6,11 @@ from types import MethodType
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+import normkit as nk
+from case import randomise_
 from foreign_norms import (
     AbsoluteGamma,
     AnotherEps,
@@ -21,11 +26,6 @@ from foreign_norms import (
     randomised,
     same_picture,
 )
-from torch import nn
-from torch.nn.utils import parametrizations, prune
-
-import normkit as nk
-from case import randomise_
 from normkit.surgery.convert import convert
 from normkit.surgery.converting.targets import TARGETS
 

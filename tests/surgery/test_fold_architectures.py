@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 import torch
-from architectures import ARCHITECTURES
+from architectures import ARCHITECTURES, wide
 
 from normkit.surgery.fold import fold
 
@@ -12,10 +12,6 @@ QUICK = [architecture for architecture in ARCHITECTURES if architecture.quick]
 
 # Of those that are not folded: their input is a sum that somebody else reads too, and a ReLU follows.
 LEFT = {"preresnet20_cifar10": 10}
-
-
-def wide(batch):
-    return {key: wide(value) for key, value in batch.items()} if isinstance(batch, dict) else batch.double()
 
 
 @pytest.mark.filterwarnings("ignore")  # of theirs

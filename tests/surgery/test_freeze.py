@@ -6,6 +6,11 @@ import pickle
 
 import pytest
 import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import normkit as nk
+from case import randomise_
 from foreign_norms import (
     BatchNormAct2d,
     FrozenBatchNorm2d,
@@ -16,11 +21,6 @@ from foreign_norms import (
     randomised,
     same_picture,
 )
-from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel
-
-import normkit as nk
-from case import randomise_
 from normkit.surgery.convert import convert
 from normkit.surgery.freeze import freeze, unfreeze
 

@@ -19,8 +19,8 @@ from torch import nn
 from normkit.cli.surgery_tables import as_document, print_surgery
 from normkit.cli.target import find_model
 from normkit.errors import ArgumentError, NormkitError
-from normkit.surgery.export import tolerance
 from normkit.surgery.norms import norms
+from normkit.surgery.parity import tolerance
 from normkit.surgery.result import Surgery
 from normkit.surgery.saving import load, save
 from normkit.surgery.storing.checkpoint import read_manifest

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 from torch import nn
 
-from normkit.errors import ArgumentError, NonFiniteError
+from normkit.errors import ArgumentError, NonFiniteError, did_you_mean
 from normkit.feeding import Forward, device_of, in_evaluation, repeatable
 from normkit.moments import Moments, ema
 from normkit.snapshot import Snapshot
@@ -244,8 +243,7 @@ def _check_lowered(before: Predictions | None, now: Predictions | None) -> None:
 
 def _check(method: str, prior: float, lr: float, epochs: int, collapse: float) -> None:
     if method not in get_args(AdaptMethod):
-        near = difflib.get_close_matches(str(method).lower(), get_args(AdaptMethod), n=1)
-        meant = f' Did you mean "{near[0]}"?' if near else ""
+        meant = did_you_mean(method, get_args(AdaptMethod))
         raise ArgumentError(f'method must be "adabn" or "tent"; got {method!r}.{meant}')
     for name, value, good in (
         ("prior", prior, 0 <= prior < math.inf),

@@ -12,10 +12,10 @@ from normkit.feeding import Forward
 from normkit.spec import describe
 from normkit.surgery.converting import calibration
 from normkit.surgery.converting.builders import is_across
-from normkit.surgery.converting.carrying import AFFINE
 from normkit.surgery.converting.replacements import Replacement, chosen, label, replacement
-from normkit.surgery.converting.sites import Refused, Site, sites, unknown_norms
+from normkit.surgery.converting.sites import Refused, Site, sites
 from normkit.surgery.converting.targets import Choice, Classes, TargetName, Wanted, wanted
+from normkit.surgery.norms import AFFINE, unknown_norms
 from normkit.surgery.operation import Operation, become, operation
 from normkit.surgery.result import Surgery
 

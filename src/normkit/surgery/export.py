@@ -18,13 +18,10 @@ from normkit.snapshot import untouched
 from normkit.surgery.exporting.batch_mates import depends_on_mates
 from normkit.surgery.exporting.exported import Exported, ExportedNorm, matched
 from normkit.surgery.exporting.onnx_model import OnnxError, OnnxGraph
-from normkit.surgery.norms import Norm, norms
-from normkit.surgery.parity import ExampleError, Trace, compare, run_example
+from normkit.surgery.norms import STATISTICS, Norm, norms
+from normkit.surgery.parity import ExampleError, Trace, compare, run_example, tolerance
 from normkit.surgery.result import Change, Parity
 
-# How far outputs may be apart, over their largest magnitude: other kernels round in another order.
-TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-_WRITTEN = ("running_mean", "running_var", "num_batches_tracked")
 _SAME_SETTING = 1e-5  # ONNX keeps eps and momentum in float32
 
 _EVALUATE = "Export it in evaluation: model.eval() first."
@@ -127,7 +124,7 @@ def _training(exported: Exported, pairs: Pairs, layers: list[Norm]) -> list[Find
     is_known = bool(found)  # if not, what is written counts also under a name that the model does not have
     for tensor in sorted(exported.written()):
         layer, _, role = tensor.rpartition(".")
-        if layer not in found and (layer in names or (role in _WRITTEN and not is_known)):
+        if layer not in found and (layer in names or (role in STATISTICS and not is_known)):
             message = f"every run of {exported.what} writes {tensor}."
             found[layer] = _training_finding(layer, message, {"buffer": tensor})
     return list(found.values())
@@ -173,12 +170,6 @@ def _unchecked(pairs: Pairs, layers: list[Norm]) -> list[Change]:
 def _run(runner: nn.Module, example: Any, forward: Forward | None) -> list[Tensor]:
     with untouched(runner), torch.no_grad():
         return [tensor.clone() for tensor in tensors_in(run_example(runner, example, forward))]
-
-
-def tolerance(model: nn.Module, outputs: Sequence[Tensor] = ()) -> float:
-    """How far outputs may be apart, by the coarsest type among them and the model's parameters."""
-    types = {tensor.dtype for tensor in (*outputs, *model.parameters())}
-    return max((TOLERANCES[dtype] for dtype in types if dtype in TOLERANCES), default=TOLERANCES[torch.float32])
 
 
 def _unequal(exported: Exported, parity: Parity, limit: float) -> Finding:

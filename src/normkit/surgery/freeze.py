@@ -13,8 +13,9 @@ from normkit.layers.frozen import FrozenBatchNorm
 from normkit.surgery.converting.builders import is_across
 from normkit.surgery.converting.former import recalled
 from normkit.surgery.converting.replacements import Replacement, label, replacement
-from normkit.surgery.converting.sites import Refused, Site, sites, unknown_norms
+from normkit.surgery.converting.sites import Refused, Site, sites
 from normkit.surgery.converting.targets import Wanted
+from normkit.surgery.norms import unknown_norms
 from normkit.surgery.operation import Operation, become, operation
 from normkit.surgery.result import Surgery
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -9,6 +11,10 @@ from torch import Tensor, nn
 from normkit.moments import Moments
 from normkit.spec import NormSpec, describe
 from normkit.walk import named_layers
+
+# What norms call their state, torch's, ours and others'.
+AFFINE = ("weight", "bias")
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class Norm(NamedTuple):
@@ -23,6 +29,14 @@ def norms(model: nn.Module) -> list[Norm]:
     """Every norm layer of a model once, the model itself included."""
     described = [(name, layer, describe(layer)) for name, layer in named_layers(model)]
     return [Norm(name, layer, spec) for name, layer, spec in described if spec is not None]
+
+
+def unknown_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The layers that are norms by their names, and nothing we know; what has layers with state inside is a block."""
+    for name, layer in named_layers(model):
+        is_called_one = re.search("[Nn]orm|NORM|BN", type(layer).__name__) is not None
+        if is_called_one and describe(layer) is None and not any(child.state_dict() for child in layer.children()):
+            yield name, layer
 
 
 def stored_moments(layer: nn.Module) -> Moments | None:

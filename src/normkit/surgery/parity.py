@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from normkit.surgery.result import Parity
 from normkit.walk import named_layers
 
 ROUNDING = 64  # units in the last place, of the largest value, that a layer's output may move without being named
+
+# How far outputs may be apart, over their largest magnitude: other kernels round in another order.
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 class Trace(NamedTuple):
@@ -59,10 +63,8 @@ def compare(before: Trace, after: Trace, meant: Collection[str] = ()) -> Parity:
 
 
 def _first(before: Trace, after: Trace, meant: Collection[str]) -> str | None:
-    calls: dict[str, int] = {}
     found = _by_call(after)
-    for name, tensors in before.layers:
-        call = calls[name] = calls.get(name, -1) + 1
+    for (name, call), tensors in _by_call(before).items():
         others = found.get((name, call))
         if others is None or name in meant:
             continue
@@ -72,11 +74,12 @@ def _first(before: Trace, after: Trace, meant: Collection[str]) -> str | None:
 
 
 def _by_call(trace: Trace) -> dict[tuple[str, int], list[Tensor]]:
-    calls: dict[str, int] = {}
+    """The layers' outputs in their order, each by its name and how often it had run before."""
+    calls: Counter[str] = Counter()
     found = {}
     for name, tensors in trace.layers:
-        call = calls[name] = calls.get(name, -1) + 1
-        found[name, call] = tensors
+        found[name, calls[name]] = tensors
+        calls[name] += 1
     return found
 
 
@@ -99,6 +102,12 @@ def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
         return 0.0, 0.0
     largest = a.abs().nan_to_num(0.0, posinf=0.0).max().item()
     return gap, gap / largest if largest else math.inf
+
+
+def tolerance(model: nn.Module, outputs: Sequence[Tensor] = ()) -> float:
+    """How far outputs may be apart, by the coarsest type among them and the model's parameters."""
+    types = {tensor.dtype for tensor in (*outputs, *model.parameters())}
+    return max((TOLERANCES[dtype] for dtype in types if dtype in TOLERANCES), default=TOLERANCES[torch.float32])
 
 
 def _eps(tensors: list[Tensor]) -> float:

@@ -14,11 +14,10 @@ from normkit.errors import ArgumentError, NonFiniteError, ShapeError
 from normkit.feeding import Forward, repeatable
 from normkit.layers._channels import ChannelNorm
 from normkit.moments import Moments
-from normkit.surgery.converting.sites import unknown_norms
 from normkit.surgery.estimating.drift import drift
 from normkit.surgery.estimating.gathering import Batches, Progress, gather, gather_last, shown, visits
 from normkit.surgery.estimating.tally import Method, Tally
-from normkit.surgery.norms import Norm, norms
+from normkit.surgery.norms import Norm, norms, unknown_norms
 from normkit.surgery.operation import Operation, operation
 from normkit.surgery.result import Surgery
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from normkit.errors import ArgumentError
 from normkit.spec import describe
+from normkit.surgery.norms import STATISTICS
 from normkit.walk import named_layers
-
-_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 
 
 @contextmanager
@@ -60,7 +59,9 @@ def _keepers_of_statistics(model: nn.Module) -> list[nn.Module]:
         raise ArgumentError(
             f"no_updates cannot reach into a scripted {scripted.original_name}; pass the model it was made from."
         )
-    return [layer for layer in layers if not _STATISTICS.isdisjoint(layer._buffers) or describe(layer) is not None]
+    return [
+        layer for layer in layers if not layer._buffers.keys().isdisjoint(STATISTICS) or describe(layer) is not None
+    ]
 
 
 class _Lent:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.surgery.converting.carrying import STATISTICS
+from normkit.surgery.norms import STATISTICS
 
 Former = dict[str, Any]
 

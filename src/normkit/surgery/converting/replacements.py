@@ -12,12 +12,11 @@ from normkit.errors import ArgumentError
 from normkit.layers.frozen import FrozenBatchNorm
 from normkit.spec import describe
 from normkit.surgery.converting.builders import build, frozen_twin, is_across, place_and_type
-from normkit.surgery.converting.carrying import AFFINE, carry_statistics_
 from normkit.surgery.converting.former import parameter_of, remember
 from normkit.surgery.converting.sites import Refused, Site
 from normkit.surgery.converting.targets import TARGETS, Choice, Wanted
 from normkit.surgery.converting.understanding import must_be_understood
-from normkit.surgery.norms import stored_moments
+from normkit.surgery.norms import AFFINE, STATISTICS, stored_moments
 
 CHANNEL_KINDS = ("batch", "renorm", "accumulated", "group", "instance", "filter-response")
 
@@ -106,11 +105,19 @@ def carry_(new: nn.Module, old: nn.Module) -> None:
         place, value = new._parameters.get(name), getattr(old, name, None)
         if place is not None and value is not None and place.shape == value.shape:
             new._parameters[name] = parameter_of(old, name)
-    carry_statistics_(new, old)
+    _carry_statistics_(new, old)
     if stored_moments(old) is not None and stored_moments(new) is not None:
         # It may have been switched off since the layer was made.
         vars(new)["track_running_stats"] = getattr(old, "track_running_stats", True)
     _keep_attributes_(new, old)
+
+
+def _carry_statistics_(new: nn.Module, old: nn.Module, cloned: bool = False) -> None:
+    """Give `new` the running statistics of `old` in the places it has for them: the tensors themselves, or clones."""
+    for name in STATISTICS:
+        stored, place = getattr(old, name, None), new._buffers.get(name)
+        if isinstance(stored, Tensor) and place is not None and place.shape == stored.shape:
+            new._buffers[name] = stored.detach().clone() if cloned else stored
 
 
 def _carry_frozen_(new: nn.Module, old: nn.Module, trainable: bool) -> None:
@@ -122,7 +129,7 @@ def _carry_frozen_(new: nn.Module, old: nn.Module, trainable: bool) -> None:
             new.register_parameter(name, parameter_of(old, name))
         elif value is not None:
             new._buffers[name] = value.detach().clone()
-    carry_statistics_(new, old, cloned=True)
+    _carry_statistics_(new, old, cloned=True)
     _keep_attributes_(new, old)
 
 

@@ -14,11 +14,10 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normkit.feeding import Forward, in_evaluation, tensors_in
 from normkit.snapshot import untouched
-from normkit.spec import NormSpec, describe
+from normkit.spec import NormSpec
 from normkit.surgery.converting.former import formers
 from normkit.surgery.norms import norms
 from normkit.surgery.parity import run_example
-from normkit.walk import named_layers
 
 Shapes = dict[int, list[tuple[int, ...]]]
 
@@ -94,14 +93,6 @@ def sites(model: nn.Module, example: Any = None, forward: Forward | None = None)
         with untouched(model), in_evaluation(model), _watching([norm.layer for norm in found], seen):
             run_example(model, example, forward)
     return [Site(*norm, shapes=seen[id(norm.layer)]) for norm in found]
-
-
-def unknown_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The layers that are norms by their names, and nothing we know; what has layers with state inside is a block."""
-    for name, layer in named_layers(model):
-        is_called_one = re.search("[Nn]orm|NORM|BN", type(layer).__name__) is not None
-        if is_called_one and describe(layer) is None and not any(child.state_dict() for child in layer.children()):
-            yield name, layer
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

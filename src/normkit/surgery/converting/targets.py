@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -10,7 +9,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from normkit import layers
-from normkit.errors import ArgumentError
+from normkit.errors import ArgumentError, did_you_mean
 from normkit.spec import NormSpec
 
 TargetName = Literal[
@@ -103,8 +102,7 @@ def wanted(to: object, classes: str, options: Mapping[str, Any]) -> Wanted:
     if classes not in get_args(Classes):
         raise ArgumentError(f'classes must be "normkit" or "torch"; got {classes!r}.')
     if not isinstance(to, str) or to not in TARGETS:
-        near = difflib.get_close_matches(str(to).lower(), TARGETS, n=1)
-        hint = f' Did you mean "{near[0]}"?' if near else ""
+        hint = did_you_mean(to, TARGETS)
         known = ", ".join(f'"{name}"' for name in TARGETS)
         raise ArgumentError(f"to must be one of {known}, or a function of a NormSpec; got {to!r}.{hint}")
     asked = Wanted(to, classes, options)  # type: ignore[arg-type]
@@ -119,8 +117,7 @@ def _check_options(asked: Wanted) -> None:
     taken = asked.target.taken(asked.classes)
     for name in asked.options:
         if name not in taken:
-            near = difflib.get_close_matches(name, taken, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, taken)
             got = f"{name}={asked.options[name]!r}"
             raise ArgumentError(f'convert to "{asked.to}" takes the options {", ".join(taken)}; got {got}.{hint}')
     options = dict(asked.options)

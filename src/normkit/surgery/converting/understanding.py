@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from normkit.activations import ACTIVATIONS
 from normkit.snapshot import untouched
-from normkit.surgery.converting.carrying import AFFINE, STATISTICS
 from normkit.surgery.converting.sites import Refused, Site
+from normkit.surgery.norms import AFFINE, STATISTICS
 
 TOLERANCE = 1e-5  # relative to the largest value; some compute in float32 whatever they are given
 SMALL = 0.03  # a scale of inputs at which a variance is small enough for eps to show
