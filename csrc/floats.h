@@ -4,7 +4,7 @@
 // Sums are of floats, in double. Values are applied in double, too, but for half precision: see halves.h.
 #pragma once
 
-#include "chunks.h"
+#include "halves.h"
 
 namespace normkit {
 namespace NK_NAMESPACE {
@@ -70,16 +70,18 @@ template <class V, class S, class How> Coefficients<V> load(const ColumnCoeffici
   return {V::load(k.mean + i, how), V::load(k.unit + i, how), V::load(k.gain + i, how), V::load(k.bias + i, how),
           V::load(k.scale + i, how), V::load(k.slope + i, how), V::load(k.level + i, how)};
 }
-// Several rows are read together: of narrow ones, those after them are next.
-template <int K, class T> int64_t ahead_of_rows(int64_t stride) {
-  const int64_t bytes = stride * int64_t(sizeof(T));
-  return bytes < kAhead ? K * bytes : kAhead;
+// K rows or lines are read together, and those after them next, if they are not too long to be waited for.
+template <int K, class T> int64_t ahead_of(int64_t stride) {
+  constexpr int64_t most = 32 * 1024;
+  const int64_t bytes = K * stride * int64_t(sizeof(T));
+  return bytes <= most ? std::max(bytes, kAhead) : kAhead;
 }
 
 // ---- sums of values ------------------------------------------------------------------------------------------------
 
 // Runs of n values, one after another, about a shift of their own.
-NK_FLAT inline void sum_runs(const float* x, int64_t runs, int64_t n, const double* shifts, Pending* sums) {
+template <class T>
+NK_FLAT void sum_runs(const T* x, int64_t runs, int64_t n, const double* shifts, Pending* sums) {
   using V = Lanes;
   constexpr int64_t w = V::width;
   for (int64_t run = 0; run < runs; ++run, x += n) {
@@ -111,10 +113,10 @@ NK_FLAT inline void sum_runs(const float* x, int64_t runs, int64_t n, const doub
   }
 }
 
-template <int K>
-NK_FLAT void sum_columns(const float* x, int64_t stride, int64_t n, const double* shift, double* first,
+template <int K, class T>
+NK_FLAT void sum_columns(const T* x, int64_t stride, int64_t n, const double* shift, double* first,
                          double* second) {
-  const int64_t ahead = ahead_of_rows<K, float>(stride);
+  const int64_t ahead = ahead_of<K, T>(stride);
   across<Lanes>(n, [&](int64_t j, auto how) {
     const Lanes about = Lanes::load(shift + j, how);
     Lanes a = Lanes::load(first + j, how), b = Lanes::load(second + j, how);
@@ -218,55 +220,39 @@ template <class T, Activation A, bool R, bool I> struct Apply {
     });
   }
 
-  // K rows of n columns, a strip of columns at a time: what is written goes nearly in memory's order, so that whole
-  // lines leave at once, and what the strip's columns need stays near while its rows are worked on.
-  static constexpr int64_t kStrip = 256;
-  template <int K, class Body> static void by_strip(int64_t stride, int64_t n, Body body) {  // (index, column, size)
-    for (int64_t first = 0; first < n; first += kStrip) {
-      for (int row = 0; row < K; ++row) body(row * stride + first, first, std::min(kStrip, n - first));
+  // Rows of n columns; `ahead` bytes from a value lies what is read next.
+  NK_FLAT static void forward_rows(const T* x, const T* r, T* y, int64_t rows, int64_t stride, int64_t n,
+                                   ColumnCoefficients<S> k, int64_t ahead, bool stream) {
+    for (int64_t row = 0; row < rows; ++row, x += stride, r += R ? stride : 0, y += stride) {
+      across<V>(n, [&](int64_t j, auto how) {
+        ask_ahead(x + j, ahead);
+        put(F::forward(x + j, r + (R ? j : 0), load<V>(k, j, how), how), y + j, how, stream);
+      });
     }
   }
 
-  template <int K>
-  NK_FLAT static void forward_rows(const T* x, const T* r, T* y, int64_t stride, int64_t n, ColumnCoefficients<S> k,
-                                   bool stream) {
-    by_strip<K>(stride, n, [&](int64_t at, int64_t column, int64_t size) {
-      const T *in = x + at, *added = r + (R ? at : 0);
-      T* out = y + at;
-      const auto here = k.at(column);
-      across<V>(size, [&](int64_t j, auto how) {
-        ask_ahead(in + j);
-        put(F::forward(in + j, added + (R ? j : 0), load<V>(here, j, how), how), out + j, how, stream);
+  NK_FLAT static void backward_rows(Backward<T> m, T* to, T* dr, int64_t rows, int64_t stride, int64_t n,
+                                    ColumnCoefficients<S> k, bool through, int64_t ahead, bool stream) {
+    for (int64_t row = 0; row < rows; ++row, m = m.at(stride), to += stride, dr = from(dr, stride)) {
+      across<V>(n, [&](int64_t j, auto how) {
+        ask_ahead(m.dy + j, ahead);
+        ask_ahead(m.x + j, ahead);
+        const auto c = load<V>(k, j, how);
+        const auto e = F::gradient(m.at(j), c, how);
+        put(F::dx(e, c, through), to + j, how, stream);
+        if (R && dr) e.g.store(dr + j, how);
       });
-    });
-  }
-
-  template <int K>
-  NK_FLAT static void backward_rows(Backward<T> m, T* to, T* dr, int64_t stride, int64_t n, ColumnCoefficients<S> k,
-                                    bool through, bool stream) {
-    by_strip<K>(stride, n, [&](int64_t at, int64_t column, int64_t size) {
-      const Backward<T> in = m.at(at);
-      T *out = to + at, *also = from(dr, at);
-      const auto here = k.at(column);
-      across<V>(size, [&](int64_t j, auto how) {
-        ask_ahead(in.dy + j);
-        ask_ahead(in.x + j);
-        const auto c = load<V>(here, j, how);
-        const auto e = F::gradient(in.at(j), c, how);
-        put(F::dx(e, c, through), out + j, how, stream);
-        if (R && also) e.g.store(also + j, how);
-      });
-    });
+    }
   }
 };
 
 // Sums of gradients, and of their products with the centred value; and lines.
-template <Activation A, bool R, bool I> struct Wide {
+template <class T, Activation A, bool R, bool I> struct Wide {
   using V = Lanes;
   using F = Formula<V, A, R, I>;
   using Gradient = typename F::Gradient;
 
-  NK_FLAT static void sum_runs(Backward<float> m, int64_t runs, int64_t n, const Coefficients<double>* k,
+  NK_FLAT static void sum_runs(Backward<T> m, int64_t runs, int64_t n, const Coefficients<double>* k,
                                Pending* sums) {
     constexpr int64_t w = V::width;
     for (int64_t run = 0; run < runs; ++run, m = m.at(n)) {
@@ -299,9 +285,9 @@ template <Activation A, bool R, bool I> struct Wide {
   }
 
   template <int K>
-  NK_FLAT static void sum_rows(Backward<float> m, int64_t stride, int64_t n, ColumnCoefficients<double> k,
+  NK_FLAT static void sum_rows(Backward<T> m, int64_t stride, int64_t n, ColumnCoefficients<double> k,
                                double* first, double* second) {
-    const int64_t ahead = ahead_of_rows<K, float>(stride);
+    const int64_t ahead = ahead_of<K, T>(stride);
     across<V>(n, [&](int64_t j, auto how) {
       const auto c = load<V>(k, j, how);
       V a = V::load(first + j, how), b = V::load(second + j, how);
@@ -326,9 +312,9 @@ template <Activation A, bool R, bool I> struct Wide {
         slope[line] = V::all(k[line].slope); level[line] = V::all(k[line].level);
       }
     }
+    // The gradient is multiplied by the unit before it meets the scale: so are its products with centred values.
     Coefficients<V> of(int line, V weight, V bias) const {
-      const V scale = unit[line] * weight;
-      return {mean[line], unit[line], scale, bias, scale, slope[line], level[line]};
+      return {mean[line], unit[line], unit[line] * weight, bias, weight, slope[line], level[line]};
     }
   };
   template <class How> static V load_or(const float* values, int64_t j, How how, double other) {
@@ -336,8 +322,8 @@ template <Activation A, bool R, bool I> struct Wide {
   }
 
   template <int K>
-  NK_FLAT static void forward_lines(const float* x, const float* r, float* y, int64_t stride, int64_t n,
-                                    const LineCoefficients* k, LineParameters p) {
+  NK_FLAT static void forward_lines(const T* x, const T* r, T* y, int64_t stride, int64_t n,
+                                    const LineCoefficients* k, LineParameters p, bool stream) {
     const Statistics<K> statistics(k);
     across<V>(n, [&](int64_t j, auto how) {
       const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
@@ -346,20 +332,23 @@ template <Activation A, bool R, bool I> struct Wide {
         const int64_t i = line * stride + j;
         out[line] = F::forward(x + i, r + (R ? i : 0), statistics.of(line, weight, bias), how);
       }
-      for (int line = 0; line < K; ++line) out[line].store(y + line * stride + j, how);
+      for (int line = 0; line < K; ++line) put(out[line], y + line * stride + j, how, stream);
     });
   }
 
   // Sums of the gradient times the weight, and of that times the centred value.
   template <int K>
-  NK_FLAT static void sum_lines(Backward<float> m, int64_t stride, int64_t n, const LineCoefficients* k,
+  NK_FLAT static void sum_lines(Backward<T> m, int64_t stride, int64_t n, const LineCoefficients* k,
                                 LineParameters p, Pending* sums) {
     const Statistics<K> statistics(k);
+    const int64_t ahead = ahead_of<K, T>(stride);
     V a[K], b[K];
     for (int line = 0; line < K; ++line) { a[line] = sums[line].first; b[line] = sums[line].second; }
     across<V>(n, [&](int64_t j, auto how) {
       const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
       for (int line = 0; line < K; ++line) {
+        ask_ahead(m.dy + line * stride + j, ahead);
+        ask_ahead(m.x + line * stride + j, ahead);
         const Gradient e = F::gradient(m.at(line * stride + j), statistics.of(line, weight, bias), how);
         const V g = e.g * weight;
         a[line] = a[line] + g; b[line] = fma(g, e.centred, b[line]);
@@ -370,9 +359,9 @@ template <Activation A, bool R, bool I> struct Wide {
 
   // Adds to the parameters' gradients too, where they are wanted.
   template <int K>
-  NK_FLAT static void backward_lines(Backward<float> m, float* to, float* dr, int64_t stride, int64_t n,
+  NK_FLAT static void backward_lines(Backward<T> m, T* to, T* dr, int64_t stride, int64_t n,
                                      const LineCoefficients* k, LineParameters p, bool through, double* dweight,
-                                     double* dbias) {
+                                     double* dbias, bool stream) {
     const Statistics<K> statistics(k);
     across<V>(n, [&](int64_t j, auto how) {
       const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
@@ -381,13 +370,14 @@ template <Activation A, bool R, bool I> struct Wide {
       for (int line = 0; line < K; ++line) {
         const auto c = statistics.of(line, weight, bias);
         const Gradient e = F::gradient(m.at(line * stride + j), c, how);
-        out[line] = F::dx(e, c, through);
+        const V scaled = e.g * c.unit;
+        out[line] = F::dx({e.centred, scaled}, c, through);
         g[line] = e.g;
-        sum_gx = fma(e.g, e.centred * c.unit, sum_gx);
+        sum_gx = fma(scaled, e.centred, sum_gx);
         sum_g = sum_g + e.g;
       }
       for (int line = 0; line < K; ++line) {
-        out[line].store(to + line * stride + j, how);
+        put(out[line], to + line * stride + j, how, stream);
         if (R && dr) g[line].store(dr + line * stride + j, how);
       }
       if (!dweight) return;
@@ -401,17 +391,15 @@ template <Activation A, bool R, bool I> struct Wide {
 template <class T> struct Inner {
   template <Activation A, bool R, bool I> struct Of {
     using Apply = NK_NAMESPACE::Apply<T, A, R, I>;
-    using Wide = NK_NAMESPACE::Wide<A, R, I>;
+    using Wide = NK_NAMESPACE::Wide<T, A, R, I>;
   };
   using Any = Of<Activation::none, false, false>;
   decltype(&Any::Apply::forward_runs) forward_runs;
   decltype(&Any::Apply::backward_runs) backward_runs;
   decltype(&Any::Wide::sum_runs) sum_runs;
-  struct Rows {
-    decltype(&Any::Apply::template forward_rows<1>) forward;
-    decltype(&Any::Apply::template backward_rows<1>) backward;
-    decltype(&Any::Wide::template sum_rows<1>) sum;
-  } row, rows;
+  decltype(&Any::Apply::forward_rows) forward_rows;
+  decltype(&Any::Apply::backward_rows) backward_rows;
+  decltype(&Any::Wide::template sum_rows<1>) sum_row, sum_rows;
   struct Lines {
     decltype(&Any::Wide::template forward_lines<1>) forward;
     decltype(&Any::Wide::template sum_lines<1>) sum;
@@ -422,9 +410,7 @@ template <class T> struct Inner {
     using P = typename Of<A, R, I>::Apply;
     using W = typename Of<A, R, I>::Wide;
     return {P::forward_runs, P::backward_runs, W::sum_runs,
-            {P::template forward_rows<1>, P::template backward_rows<1>, W::template sum_rows<1>},
-            {P::template forward_rows<kTogether>, P::template backward_rows<kTogether>,
-             W::template sum_rows<kTogether>},
+            P::forward_rows, P::backward_rows, W::template sum_rows<1>, W::template sum_rows<kTogether>,
             {W::template forward_lines<1>, W::template sum_lines<1>, W::template backward_lines<1>},
             {W::template forward_lines<kTogether>, W::template sum_lines<kTogether>,
              W::template backward_lines<kTogether>}};

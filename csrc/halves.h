@@ -1,48 +1,10 @@
-// Half precision: its numbers, and a few of them at a time, in float lanes.
+// A few numbers of half precision at a time, in float lanes.
 #pragma once
-
-#include <algorithm>
-#include <cstring>
-#include <type_traits>
 
 #include "lanes.h"
 
 namespace normkit {
 namespace NK_NAMESPACE {
-
-struct bf16 { uint16_t bits; };
-struct f16 { uint16_t bits; };
-
-inline float from_bits(uint32_t bits) { float f; std::memcpy(&f, &bits, 4); return f; }
-inline uint32_t to_bits(float f) { uint32_t bits; std::memcpy(&bits, &f, 4); return bits; }
-
-inline float widen(float v) { return v; }
-inline float widen(bf16 v) { return from_bits(uint32_t(v.bits) << 16); }
-inline float widen(f16 v) {
-  const uint32_t sign = uint32_t(v.bits & 0x8000u) << 16, rest = v.bits & 0x7fffu;
-  if (rest >= 0x7c00u) return from_bits(sign | 0x7f800000u | (rest & 0x3ffu) << 13);  // infinity, NaN
-  if (rest < 0x0400u) return (sign ? -1.0f : 1.0f) * float(rest) * 0x1p-24f;          // subnormal
-  return from_bits(sign | ((rest << 13) + 0x38000000u));
-}
-
-inline void narrow(float v, bf16& out) {
-  const uint32_t bits = to_bits(v);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) { out.bits = 0x7fc0; return; }  // rounding would carry a NaN to infinity
-  out.bits = uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-inline void narrow(float v, f16& out) {
-  const uint32_t bits = to_bits(v), sign = bits >> 16 & 0x8000u;
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) { out.bits = uint16_t(sign | 0x7e00u); return; }
-  if (magnitude >= 0x477ff000u) { out.bits = uint16_t(sign | 0x7c00u); return; }  // rounds to infinity
-  if (magnitude < 0x38800000u) {  // subnormal: let float addition round at the right place
-    const float shifted = from_bits(magnitude) + 0.5f;
-    out.bits = uint16_t(sign | (to_bits(shifted) - to_bits(0.5f)));
-    return;
-  }
-  const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
-  out.bits = uint16_t(sign | ((rounded - 0x38000000u) >> 13));
-}
 
 // What a float loses is far below what a store to half precision rounds, so that values may be applied in float. Sums
 // are another matter.
@@ -78,16 +40,11 @@ template <class T> struct HalfLanes {
   static HalfLanes all(float a) { return {_mm512_set1_ps(a)}; }
   static HalfLanes load(const float* p, Whole = {}) { return {_mm512_loadu_ps(p)}; }
   static HalfLanes load(const float* p, Part part) { return {_mm512_maskz_loadu_ps(first(part), p)}; }
-  // What was written eight floats at a time is read so, too: a load that spans two stores under way has to wait.
-  static HalfLanes load_written(const float* p) {
-    return {_mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(p)), _mm256_loadu_ps(p + 8), 1)};
-  }
   static HalfLanes load(const T* p, Whole = {}) { return {widened(load_halves(p), T{})}; }
   static HalfLanes load(const T* p, Part part) { return {widened(_mm256_maskz_loadu_epi16(first(part), p), T{})}; }
   template <class How> static HalfLanes load_unless(Mask off, const T* p, How how) {
     return {_mm512_maskz_mov_ps(Mask(~off), load(p, how).v)};
   }
-  void store(float* p) const { _mm512_storeu_ps(p, v); }
   void store(T* p, Whole = {}) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrowed(v, T{})); }
   void store(T* p, Part part) const { _mm256_mask_storeu_epi16(p, first(part), narrowed(v, T{})); }
   void stream(T* p) const { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), narrowed(v, T{})); }
@@ -105,19 +62,6 @@ template <class T> struct HalfLanes {
 
 inline __m128i load_halves(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 
-inline __m256 widened(__m128i halves, bf16) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-inline __m128i narrowed(__m256 values, bf16) {
-  const __m256i bits = _mm256_castps_si256(values);
-  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
-  rounded = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc00000), nan), 16);
-  return _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
-}
-inline __m256 widened(__m128i halves, f16) { return _mm256_cvtph_ps(halves); }
-inline __m128i narrowed(__m256 values, f16) { return _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT); }
 
 template <class T> struct HalfLanes {
   static constexpr int width = 8;
@@ -130,7 +74,6 @@ template <class T> struct HalfLanes {
   static HalfLanes all(float a) { return {_mm256_set1_ps(a)}; }
   static HalfLanes load(const float* p, Whole = {}) { return {_mm256_loadu_ps(p)}; }
   static HalfLanes load(const float* p, Part part) { return {_mm256_maskload_ps(p, first(part))}; }
-  static HalfLanes load_written(const float* p) { return load(p); }
   static HalfLanes load(const T* p, Whole = {}) { return {widened(load_halves(p), T{})}; }
   static HalfLanes load(const T* p, Part part) {
     T whole[width] = {};
@@ -140,7 +83,6 @@ template <class T> struct HalfLanes {
   template <class How> static HalfLanes load_unless(Mask off, const T* p, How how) {
     return {_mm256_andnot_ps(off, load(p, how).v)};
   }
-  void store(float* p) const { _mm256_storeu_ps(p, v); }
   void store(T* p, Whole = {}) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrowed(v, T{})); }
   void store(T* p, Part part) const {
     T whole[width];
@@ -167,13 +109,11 @@ template <class T> struct HalfLanes {
   float v;
   static HalfLanes all(float a) { return {a}; }
   static HalfLanes load(const float* p, Whole = {}) { return {*p}; }
-  static HalfLanes load_written(const float* p) { return load(p); }
   static HalfLanes load(const T* p, Whole = {}) { return {widen(*p)}; }
   template <class P> static HalfLanes load(const P*, Part) { return {0}; }  // a whole is one lane: there are no parts
   template <class How> static HalfLanes load_unless(Mask off, const T* p, How how) {
     return off ? all(0) : load(p, how);
   }
-  void store(float* p) const { *p = v; }
   void store(T* p, Whole = {}) const { narrow(v, *p); }
   void store(T*, Part) const {}
   void stream(T* p) const { store(p); }

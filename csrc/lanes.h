@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 
 #if defined(NK_AVX512) || defined(NK_AVX2)
 #include <immintrin.h>
 #endif
 
 #include "job.h"
+#include "numbers.h"
 
 namespace normkit {
 namespace NK_NAMESPACE {
@@ -28,15 +27,16 @@ struct One {
   double v;
   static One all(double a) { return {a}; }
   static One load(const double* p, Whole = {}) { return {*p}; }
-  static One load(const float* p, Whole = {}) { return {double(*p)}; }
-  static One load_unless(Mask off, const float* p, Whole = {}) { return {off ? 0.0 : double(*p)}; }
-  static One load(const float* p, Whole, One) { return load(p); }
-  template <class P> static One load(const P*, Part, One fill = {0}) { return fill; }  // a whole is one lane:
-  static One load_unless(Mask, const float*, Part) { return {0}; }                     // there are no parts
+  template <class T> static One load(const T* p, Whole = {}) { return {double(widen(*p))}; }
+  template <class T> static One load(const T* p, Whole, One) { return load(p); }
+  template <class T> static One load_unless(Mask off, const T* p, Whole = {}) { return off ? all(0) : load(p); }
+  template <class T> static One load(const T*, Part, One fill = {0}) { return fill; }  // a whole is one lane:
+  template <class T> static One load_unless(Mask, const T*, Part) { return {0}; }      // there are no parts
   void store(double* p, Whole = {}) const { *p = v; }
   void store(float* p, Whole = {}) const { *p = float(v); }
-  template <class P> void store(P*, Part) const {}
-  void stream(float* p) const { *p = float(v); }
+  template <class T> void store(T* p, Whole = {}) const { narrow(float(v), *p); }
+  template <class T> void store(T*, Part) const {}
+  template <class T> void stream(T* p) const { store(p); }
   static void fence() {}  // nothing streams
   double sum() const { return v; }
   friend One operator+(One a, One b) { return {a.v + b.v}; }
@@ -53,6 +53,28 @@ struct One {
   friend One positive_part(One a) { return {a.v <= 0 ? 0.0 : a.v}; }  // of a NaN, itself
 };
 
+#if defined(NK_AVX512) || defined(NK_AVX2)
+
+inline __m256 widened(__m128i halves, bf16) {  // a bfloat16 is the upper half of a float
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+inline __m256 widened(__m128i halves, f16) { return _mm256_cvtph_ps(halves); }
+inline __m128i narrowed(__m256 values, bf16) {
+  const __m256i bits = _mm256_castps_si256(values);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)), nan = _mm256_set1_epi32(0x7fc00000);
+#if defined(NK_AVX512)
+  const __mmask8 number = _mm256_cmp_ps_mask(values, values, _CMP_ORD_Q);
+  return _mm256_cvtepi32_epi16(_mm256_srli_epi32(_mm256_mask_add_epi32(nan, number, bits, up), 16));
+#else
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+  const __m256i upper = _mm256_srli_epi32(_mm256_blendv_epi8(_mm256_add_epi32(bits, up), nan, is_nan), 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
+#endif
+}
+inline __m128i narrowed(__m256 values, f16) { return _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT); }
+
+#endif
 #if defined(NK_AVX512)
 
 struct Lanes {
@@ -63,26 +85,37 @@ struct Lanes {
   static Mask first(Part part) { return Mask((1u << part.lanes) - 1); }
   static Lanes all(double a) { return {_mm512_set1_pd(a)}; }
   static Lanes load(const double* p, Whole = {}) { return {_mm512_loadu_pd(p)}; }
-  static Lanes load(const float* p, Whole = {}) { return {_mm512_cvtps_pd(_mm256_loadu_ps(p))}; }
   static Lanes load(const double* p, Part part) { return {_mm512_maskz_loadu_pd(first(part), p)}; }
-  static Lanes load(const float* p, Part part) {
-    return {_mm512_cvtps_pd(_mm256_maskz_loadu_ps(first(part), p))};
+  // Numbers of any type, as floats; the others are zero.
+  static __m256 floats(const float* p) { return _mm256_loadu_ps(p); }
+  static __m256 floats(Mask which, const float* p) { return _mm256_maskz_loadu_ps(which, p); }
+  template <class T> static __m256 floats(const T* p) {
+    return widened(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), T{});
   }
-  static Lanes load(const float* p, Part part, Lanes fill) {
-    return {_mm512_mask_cvtps_pd(fill.v, first(part), _mm256_maskz_loadu_ps(first(part), p))};
+  template <class T> static __m256 floats(Mask which, const T* p) {
+    return widened(_mm_maskz_loadu_epi16(which, p), T{});
   }
-  static Lanes load(const float* p, Whole, Lanes) { return load(p); }
-  static Lanes load_unless(Mask off, const float* p, Whole = {}) {
-    return {_mm512_maskz_cvtps_pd(Mask(~off), _mm256_loadu_ps(p))};
+  template <class T> static Lanes load(const T* p, Whole = {}) { return {_mm512_cvtps_pd(floats(p))}; }
+  template <class T> static Lanes load(const T* p, Part part) { return {_mm512_cvtps_pd(floats(first(part), p))}; }
+  template <class T> static Lanes load(const T* p, Whole, Lanes) { return load(p); }
+  template <class T> static Lanes load(const T* p, Part part, Lanes fill) {
+    return {_mm512_mask_cvtps_pd(fill.v, first(part), floats(first(part), p))};
   }
-  static Lanes load_unless(Mask off, const float* p, Part part) {
-    return {_mm512_cvtps_pd(_mm256_maskz_loadu_ps(Mask(~off & first(part)), p))};
+  template <class T> static Lanes load_unless(Mask off, const T* p, Whole = {}) {
+    return {_mm512_maskz_cvtps_pd(Mask(~off), floats(p))};
+  }
+  template <class T> static Lanes load_unless(Mask off, const T* p, Part part) {
+    return {_mm512_cvtps_pd(floats(Mask(~off & first(part)), p))};
   }
   void store(double* p, Whole = {}) const { _mm512_storeu_pd(p, v); }
   void store(float* p, Whole = {}) const { _mm256_storeu_ps(p, _mm512_cvtpd_ps(v)); }
   void store(double* p, Part part) const { _mm512_mask_storeu_pd(p, first(part), v); }
   void store(float* p, Part part) const { _mm256_mask_storeu_ps(p, first(part), _mm512_cvtpd_ps(v)); }
   void stream(float* p) const { _mm256_stream_ps(p, _mm512_cvtpd_ps(v)); }
+  template <class T> __m128i halves() const { return narrowed(_mm512_cvtpd_ps(v), T{}); }
+  template <class T> void store(T* p, Whole = {}) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), halves<T>()); }
+  template <class T> void store(T* p, Part part) const { _mm_mask_storeu_epi16(p, first(part), halves<T>()); }
+  template <class T> void stream(T* p) const { _mm_stream_si128(reinterpret_cast<__m128i*>(p), halves<T>()); }
   static void fence() { _mm_sfence(); }  // streamed stores must be seen before a thread says that it is done
   double sum() const { return _mm512_reduce_add_pd(v); }
   friend Lanes operator+(Lanes a, Lanes b) { return {_mm512_add_pd(a.v, b.v)}; }
@@ -110,14 +143,25 @@ struct Lanes {
   static __m256i wide(Part part) { return _mm256_cvtepi32_epi64(first(part)); }
   static Lanes all(double a) { return {_mm256_set1_pd(a)}; }
   static Lanes load(const double* p, Whole = {}) { return {_mm256_loadu_pd(p)}; }
-  static Lanes load(const float* p, Whole = {}) { return {_mm256_cvtps_pd(_mm_loadu_ps(p))}; }
   static Lanes load(const double* p, Part part) { return {_mm256_maskload_pd(p, wide(part))}; }
-  static Lanes load(const float* p, Part part) { return {_mm256_cvtps_pd(_mm_maskload_ps(p, first(part)))}; }
-  static Lanes load(const float* p, Part part, Lanes fill) {
+  static __m128 floats(const float* p, Whole) { return _mm_loadu_ps(p); }
+  static __m128 floats(const float* p, Part part) { return _mm_maskload_ps(p, first(part)); }
+  template <class T> static __m128 floats(const T* p, Whole) {
+    return _mm256_castps256_ps128(widened(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), T{}));
+  }
+  template <class T> static __m128 floats(const T* p, Part part) {
+    T whole[width] = {};
+    std::memcpy(whole, p, size_t(part.lanes) * sizeof(T));
+    return floats(whole, Whole{});
+  }
+  template <class T, class How = Whole> static Lanes load(const T* p, How how = {}) {
+    return {_mm256_cvtps_pd(floats(p, how))};
+  }
+  template <class T> static Lanes load(const T* p, Part part, Lanes fill) {
     return {_mm256_blendv_pd(fill.v, load(p, part).v, _mm256_castsi256_pd(wide(part)))};
   }
-  static Lanes load(const float* p, Whole, Lanes) { return load(p); }
-  template <class How = Whole> static Lanes load_unless(Mask off, const float* p, How how = {}) {
+  template <class T> static Lanes load(const T* p, Whole, Lanes) { return load(p); }
+  template <class T, class How = Whole> static Lanes load_unless(Mask off, const T* p, How how = {}) {
     return {_mm256_andnot_pd(off, load(p, how).v)};
   }
   void store(double* p, Whole = {}) const { _mm256_storeu_pd(p, v); }
@@ -125,6 +169,12 @@ struct Lanes {
   void store(double* p, Part part) const { _mm256_maskstore_pd(p, wide(part), v); }
   void store(float* p, Part part) const { _mm_maskstore_ps(p, first(part), _mm256_cvtpd_ps(v)); }
   void stream(float* p) const { _mm_stream_ps(p, _mm256_cvtpd_ps(v)); }
+  template <class T> void store(T* p, Whole = {}) const { store(p, Part{width}); }
+  template <class T> void store(T* p, Part part) const {
+    const __m128i halves = narrowed(_mm256_castps128_ps256(_mm256_cvtpd_ps(v)), T{});
+    std::memcpy(p, &halves, size_t(part.lanes) * sizeof(T));
+  }
+  template <class T> void stream(T* p) const { store(p); }
   static void fence() { _mm_sfence(); }  // streamed stores must be seen before a thread says that it is done
   double sum() const {
     const __m128d half = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));

@@ -10,6 +10,7 @@ namespace NK_NAMESPACE {
 template <class T> struct Lines {
   static constexpr int64_t kLongLine = 8192;  // elements: from here on, a second sweep goes by columns
   static constexpr int64_t kColumns = 2048;   // of that sweep
+  static constexpr int64_t kStreamLines = kStreamBytes * 3 / 2;  // several lines at once leave later what they write
 
   const Job& job;
   Statistics statistics{job};
@@ -42,23 +43,31 @@ template <class T> struct Lines {
   static constexpr int64_t kTaskValues = 64 * 1024, kMostTasks = 64;
   int64_t height = std::max({int64_t(kTogether), kTaskValues / width, ceil_div(job.populations, kMostTasks)});
   int64_t tasks = ceil_div(job.populations, height);
-  template <class F> void by_examples(ParallelFor parallel_for, F f) const {  // f(task, first example, last example)
+  // f(task, first example, last example, room for what is known of their lines)
+  template <class F> void by_examples(ParallelFor parallel_for, F f) const {
     run(parallel_for, tasks, [&](int64_t t) {
+      Known known(kTogether * groups);
       const int64_t end = std::min(job.populations, (t + 1) * height);
-      for (int64_t p = t * height; p < end; p += kTogether) f(t, p, std::min<int64_t>(end, p + kTogether));
+      for (int64_t p = t * height; p < end; p += kTogether) f(t, p, std::min<int64_t>(end, p + kTogether), known);
     });
   }
 
+  // Of every line: memory that a task takes once.
+  struct Known {
+    std::vector<LineCoefficients> coefficients;
+    std::vector<Pending> sums;
+    std::vector<double> shifts;
+    explicit Known(int64_t lines) : coefficients(lines), sums(lines), shifts(lines) {}
+  };
+
+  // Whether an output is written past the cache.
+  bool stream(const T* out) const {
+    return job.size() * int64_t(sizeof(T)) >= kStreamLines &&
+           reinterpret_cast<uintptr_t>(out) % 64 == 0 && length % Lanes::width == 0;
+  }
   template <int K> const typename Inner<T>::Lines& lines_of() const { return K == 1 ? inner.line : inner.lines; }
-  int64_t stride(int64_t n) const { return std::is_same_v<T, float> ? width : n; }  // of what a reader returns
 
-  // Columns [c0, c1) of lines of a group: f<K>(index of the first value, first column, columns).
-  template <int K, class F> void by_columns(int64_t p, int64_t g, int64_t c0, int64_t c1, F f) const {
-    by_chunk<T>(c1 - c0, kChunk / K, [&](int64_t i, int64_t n) {
-      const int64_t column = g * length + c0 + i;
-      f(p * width + column, column, n);
-    });
-  }
+  int64_t at(int64_t p, int64_t g) const { return p * width + g * length; }
 
   // f<K>(first example, their coefficients) for examples [p0, p1), whose lines of group g have coefficients from k on.
   template <class F> void together(int64_t p0, int64_t p1, int64_t g, const LineCoefficients* k, F f) const {
@@ -71,103 +80,89 @@ template <class T> struct Lines {
     for (; p < p1; ++p) f.template operator()<1>(p, &k[(p - p0) * groups + g]);
   }
 
-  std::vector<LineCoefficients> coefficients(int64_t p0, int64_t p1) const {
-    std::vector<LineCoefficients> k((p1 - p0) * groups);
-    for (int64_t i = 0, l = p0 * groups; l < p1 * groups; ++i, ++l) k[i] = {job.mean[l], statistics.inverse_std(l)};
-    return k;
+  void set_coefficients(int64_t p0, int64_t p1, Known& known) const {
+    for (int64_t i = 0, l = p0 * groups; l < p1 * groups; ++i, ++l) {
+      known.coefficients[i] = {job.mean[l], statistics.inverse_std(l), 0, 0};
+    }
   }
 
   // ---- forward
 
-  void set_moments(int64_t p0, int64_t p1) const {
-    std::vector<Pending> sums((p1 - p0) * groups);
-    std::vector<double> shifts(sums.size());
-    for (int64_t i = 0; i < int64_t(sums.size()); ++i) shifts[i] = shift_of(job, x[p0 * width + i * length]);
-    sum_values(x + p0 * width, int64_t(sums.size()), length, shifts.data(), sums.data());
-    for (int64_t i = 0; i < int64_t(sums.size()); ++i) statistics.set(p0 * groups + i, shifts[i], sums[i].total());
+  void set_moments(int64_t p0, int64_t p1, Known& known) const {
+    const int64_t lines = (p1 - p0) * groups;
+    for (int64_t i = 0; i < lines; ++i) {
+      known.shifts[i] = shift_of(job, x[p0 * width + i * length]);
+      known.sums[i] = Pending();
+    }
+    sum_runs(x + p0 * width, lines, length, known.shifts.data(), known.sums.data());
+    for (int64_t i = 0; i < lines; ++i) statistics.set(p0 * groups + i, known.shifts[i], known.sums[i].total());
     statistics.ready(p0 * groups, p1 * groups);
   }
 
-  void apply(int64_t p0, int64_t p1) const {
-    const auto k = coefficients(p0, p1);
-    Reader<T> read_x, read_r;
-    Writer<T> write;
+  void apply(int64_t p0, int64_t p1, Known& known) const {
+    set_coefficients(p0, p1, known);
     for (int64_t g = 0; g < groups; ++g) {
-      together(p0, p1, g, k.data(), [&]<int K>(int64_t p, const LineCoefficients* own) {
-        by_columns<K>(p, g, 0, length, [&](int64_t at, int64_t column, int64_t n) {
-          const float* added = residual ? read_r(residual + at, n, K, width) : nullptr;
-          lines_of<K>().forward(read_x(x + at, n, K, width), added, write(y + at), stride(n), n, own,
-                                parameters.at(column));
-          write.done(y + at, n, K, width);
-        });
+      together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients* own) {
+        const int64_t i = at(p, g);
+        lines_of<K>().forward(x + i, from(residual, i), y + i, width, length, own, parameters.at(g * length), stream(y));
       });
     }
   }
 
   void moments(ParallelFor parallel_for) const {
-    by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1) { set_moments(p0, p1); });
+    by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1, Known& known) { set_moments(p0, p1, known); });
   }
   void forward(ParallelFor parallel_for) const {
-    by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1) {
-      set_moments(p0, p1);
-      apply(p0, p1);
+    by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1, Known& known) {
+      set_moments(p0, p1, known);
+      apply(p0, p1, known);
     });
   }
   void evaluate(ParallelFor parallel_for) const {
-    by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1) { apply(p0, p1); });
+    by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1, Known& known) { apply(p0, p1, known); });
   }
 
   // ---- backward
 
-  // Coefficients of the lines of examples [p0, p1), with the gradients through their statistics.
-  std::vector<LineCoefficients> settled(int64_t p0, int64_t p1) const {
-    auto k = coefficients(p0, p1);
-    if (job.stored) return k;
-    std::vector<Pending> sums(k.size());
-    BackwardReader<T> reader{read};
+  // Sets the coefficients of the lines of examples [p0, p1), with the gradients through their statistics.
+  void settle(int64_t p0, int64_t p1, Known& known) const {
+    set_coefficients(p0, p1, known);
+    if (job.stored) return;
+    LineCoefficients* k = known.coefficients.data();
     for (int64_t g = 0; g < groups; ++g) {
-      together(p0, p1, g, k.data(), [&]<int K>(int64_t p, const LineCoefficients* own) {
+      together(p0, p1, g, k, [&]<int K>(int64_t p, const LineCoefficients* own) {
         Pending some[K];
-        by_columns<K>(p, g, 0, length, [&](int64_t at, int64_t column, int64_t n) {
-          lines_of<K>().sum(reader(at, n, K, width), stride(n), n, own, parameters.at(column), some);
-        });
-        for (int i = 0; i < K; ++i) sums[(p - p0 + i) * groups + g] = some[i];
+        lines_of<K>().sum(read.at(at(p, g)), width, length, own, parameters.at(g * length), some);
+        for (int i = 0; i < K; ++i) known.sums[(p - p0 + i) * groups + g] = some[i];
       });
     }
-    for (size_t i = 0; i < k.size(); ++i) {
-      const Sums total = sums[i].total();
+    for (int64_t i = 0; i < (p1 - p0) * groups; ++i) {
+      const Sums total = known.sums[i].total();
       const double s = k[i].inverse_std;
       k[i].slope = -total.second * statistics.inverse_count * s * s * s;
       k[i].level = job.centred ? -total.first * statistics.inverse_count * s : 0;
     }
-    return k;
   }
 
   // Writes dx of columns [c0, c1) of a group, and adds to the parameters' gradients, those of c0 first.
   void apply_gradients(int64_t p0, int64_t p1, int64_t g, int64_t c0, int64_t c1, const LineCoefficients* k,
                        double* dweight, double* dbias) const {
-    BackwardReader<T> reader{read};
-    Writer<T> write_dx, write_dr;
     together(p0, p1, g, k, [&]<int K>(int64_t p, const LineCoefficients* own) {
-      by_columns<K>(p, g, c0, c1, [&](int64_t at, int64_t column, int64_t n) {
-        const int64_t i = column - g * length - c0;
-        float* also = dr ? write_dr(dr + at) : nullptr;
-        lines_of<K>().backward(reader(at, n, K, width), write_dx(dx + at), also, stride(n), n, own,
-                               parameters.at(column), !job.stored, from(dweight, i), from(dbias, i));
-        write_dx.done(dx + at, n, K, width);
-        if (dr) write_dr.done(dr + at, n, K, width);
-      });
+      const int64_t i = at(p, g) + c0;
+      lines_of<K>().backward(read.at(i), dx + i, from(dr, i), width, c1 - c0, own, parameters.at(g * length + c0),
+                             !job.stored, dweight, dbias, stream(dx));
     });
   }
 
   void backward(ParallelFor parallel_for) const {
     if (long_lines) return backward_by_columns(parallel_for);
     std::vector<Arrays<double>> sums(affine_gradient ? tasks : 0, Arrays<double>(2, width));
-    by_examples(parallel_for, [&](int64_t t, int64_t p0, int64_t p1) {
-      const auto k = settled(p0, p1);
+    by_examples(parallel_for, [&](int64_t t, int64_t p0, int64_t p1, Known& known) {
+      settle(p0, p1, known);
       double *dweight = affine_gradient ? sums[t][0] : nullptr, *dbias = affine_gradient ? sums[t][1] : nullptr;
       for (int64_t g = 0; g < groups; ++g) {
-        apply_gradients(p0, p1, g, 0, length, k.data(), from(dweight, g * length), from(dbias, g * length));
+        apply_gradients(p0, p1, g, 0, length, known.coefficients.data(), from(dweight, g * length),
+                        from(dbias, g * length));
       }
     });
     if (!affine_gradient) return;
@@ -181,8 +176,9 @@ template <class T> struct Lines {
   void backward_by_columns(ParallelFor parallel_for) const {
     std::vector<LineCoefficients> k(job.populations * groups);
     run(parallel_for, job.populations, [&](int64_t p) {
-      const auto own = settled(p, p + 1);
-      std::copy(own.begin(), own.end(), k.begin() + p * groups);
+      Known known(groups);
+      settle(p, p + 1, known);
+      std::copy(known.coefficients.begin(), known.coefficients.end(), k.begin() + p * groups);
     });
     // Blocks must not divide a channel.
     const int64_t block = std::max<int64_t>(1, kColumns / job.positions) * job.positions, per = ceil_div(length, block);

@@ -79,7 +79,7 @@ template <class T> struct Planes {
     for (int64_t e = 0; e < job.examples; ++e) {
       const T* values = x + at(p, e, g0 * job.channels);
       if (e + 1 < job.examples) expect(values + example, run * (g1 - g0));
-      sum_values(values, g1 - g0, run, shifts.data(), sums.data());
+      sum_runs(values, g1 - g0, run, shifts.data(), sums.data());
     }
     for (int64_t g = g0; g < g1; ++g) statistics.set(statistics.index(p, g), shifts[g - g0], sums[g - g0].total());
     statistics.ready(statistics.index(p, g0), statistics.index(p, g1));
@@ -90,7 +90,7 @@ template <class T> struct Planes {
     segments(parallel_for, [&](int64_t i, int64_t p, int64_t e, int64_t c, int64_t first, int64_t size) {
       Pending pending;
       const double about = shift(p, group_of(c));
-      sum_values(x + at(p, e, c) + first, 1, size, &about, &pending);
+      sum_runs(x + at(p, e, c) + first, 1, size, &about, &pending);
       sums[i] = pending.total();
     });
     each_segment(sums, [&](int64_t p, int64_t c, Sums add) {
@@ -183,10 +183,7 @@ template <class T> struct Planes {
 
   // Adds up runs of n values from index `first` on.
   void add_gradients(int64_t first, int64_t runs, int64_t n, const Coefficients<double>* k, Pending* sums) const {
-    BackwardReader<T> reader{read};
-    by_runs<T>(runs, n, [&](int64_t run, int64_t some, int64_t i, int64_t size) {
-      inner.sum_runs(reader(first + run * n + i, some * size), some, size, k + run, sums + run);
-    });
+    inner.sum_runs(read.at(first), runs, n, k, sums);
   }
 
   void apply_gradients(int64_t first, int64_t runs, int64_t n, const Coefficients<S>* k) const {

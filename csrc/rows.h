@@ -9,6 +9,7 @@ namespace NK_NAMESPACE {
 
 template <class T> struct Rows {
   using S = typename Applied<T>::V::Scalar;
+  static constexpr int64_t kStrip = 512;   // columns that are gone over from the first row to the last
   static constexpr int64_t kNarrow = 128;  // columns: below, what a row costs beside its values is too much
 
   const Job& job;
@@ -30,15 +31,16 @@ template <class T> struct Rows {
   int64_t width = columns * repeat;
   int64_t population = job.group_size() * job.groups;
   int64_t rows = population / width, rest = population % width;
-  int64_t height = std::max<int64_t>(16, kTaskBytes / 2 / (width * int64_t(sizeof(T))));  // rows per task
-  int64_t tasks = std::max<int64_t>(1, ceil_div(rows, height));                           // per population
+  // A population in tiles, for tasks: so many rows of a strip of columns.
+  int64_t strips = ceil_div(width, kStrip);
+  int64_t height = std::min(kTaskBytes / 2 / (std::min(width, kStrip) * int64_t(sizeof(T))),
+                            std::max<int64_t>(64, ceil_div(rows * strips, kEnoughTasks)));
+  int64_t tiles = std::max<int64_t>(1, ceil_div(rows, height)) * strips;
 
   bool stream(const T* out) const {
     return job.size() * int64_t(sizeof(T)) >= kStreamBytes && reinterpret_cast<uintptr_t>(out) % 64 == 0 &&
            width % Applied<T>::V::width == 0;
   }
-  int64_t stride(int64_t n) const { return std::is_same_v<T, float> ? width : n; }  // of what a reader returns
-  template <int K> const typename Inner<T>::Rows& rows_of() const { return K == 1 ? inner.row : inner.rows; }
   // f(i, group, channel) for n columns, of which the first begins a channel: counted, because divisions are slow.
   template <class F> void each_column(int64_t first, int64_t n, F f) const {
     int64_t c = first / per_channel, g = c / job.channels, next_group = (g + 1) * job.channels, left = per_channel;
@@ -58,26 +60,29 @@ template <class T> struct Rows {
   // A part of a population: some rows of some columns. Those at the end take the shorter row along.
   struct Block { int64_t p, r0, r1, c0, c1; };
 
-  // f<K>(index of the first value, first column, columns): K rows at a time, of halves no more values than `most`.
-  static constexpr int64_t kAll = INT64_MAX;
-  template <class F> void sweep(const Block& b, int64_t most, F f) const {
-    const int64_t n = b.c1 - b.c0;
-    int64_t at = b.p * population + b.r0 * width + b.c0, r = b.r0;
-    for (; r + kTogether <= b.r1; r += kTogether, at += kTogether * width) {
-      by_chunk<T>(n, most / kTogether, [&](int64_t j, int64_t size) {
-        f.template operator()<kTogether>(at + j, b.c0 + j, size);
-      });
-    }
-    for (; r < b.r1 + (b.r1 == rows && rest > b.c0); ++r, at += width) {
-      const int64_t here = r < rows ? n : std::min(n, rest - b.c0);
-      by_chunk<T>(here, most, [&](int64_t j, int64_t size) { f.template operator()<1>(at + j, b.c0 + j, size); });
+  // f(first row, last row, first column, columns) for a strip of a block's columns after another, so that what is kept
+  // of them stays in the innermost cache while all rows go by. The last row may be the shorter one.
+  template <class F> void by_strip(const Block& b, int64_t strip, F f) const {
+    for (int64_t c = b.c0; c < b.c1; c += strip) {
+      const int64_t n = std::min(strip, b.c1 - c);
+      f(b.r0, b.r1, c, n);
+      if (b.r1 == rows && rest > c) f(rows, rows + 1, c, std::min(n, rest - c));
     }
   }
+  int64_t at(int64_t p, int64_t row, int64_t column) const { return p * population + row * width + column; }
 
-  // Whole populations, or columns of them, that a task reads twice while they are in cache; ...
-  bool fused(int64_t arrays) const {
-    return population * int64_t(sizeof(T)) * arrays <= 2 * kTaskBytes || job.populations >= kEnoughTasks / 2;
+  // f<K>(index of the first value, first column, columns), K rows at a time.
+  template <class F> void each_rows(const Block& b, F f) const {
+    by_strip(b, kStrip, [&](int64_t r, int64_t last, int64_t c, int64_t n) {
+      for (; r + kTogether <= last; r += kTogether) f.template operator()<kTogether>(at(b.p, r, c), c, n);
+      for (; r < last; ++r) f.template operator()<1>(at(b.p, r, c), c, n);
+    });
   }
+  // Where what is read next is not what lies next in memory.
+  int64_t ahead(int64_t n) const { return n < width ? width * int64_t(sizeof(T)) : kAhead; }
+
+  // Of many populations a task takes one, or columns of one, and reads it twice while it is in cache; ...
+  bool fused = job.populations >= kEnoughTasks / 2;
   template <class F> void fused_blocks(ParallelFor parallel_for, F f) const {
     int64_t groups = job.groups;  // per task
     if (repeat == 1) {
@@ -92,12 +97,16 @@ template <class T> struct Rows {
       f(Block{i / per, 0, rows, c0, g1 == job.groups ? width : g1 * job.channels * per_channel}, g0, g1);
     });
   }
-  // ... or rows of them, which are swept over a second time, from the end.
-  template <class F> void row_blocks(ParallelFor parallel_for, F f) const {
-    run(parallel_for, job.populations * tasks, [&](int64_t i) {
-      const int64_t t = i % tasks;
-      f(i, Block{i / tasks, t * height, std::min(rows, (t + 1) * height), 0, width});
-    });
+  // ... few are cut into tiles. A second sweep, over what the first one left in cache, begins at the end.
+  Block tile(int64_t p, int64_t i) const {
+    const int64_t r = i / strips * height, c = i % strips * kStrip;
+    return {p, r, std::min(rows, r + height), c, std::min(width, c + kStrip)};
+  }
+  template <class F> void each_tile(ParallelFor parallel_for, F f) const {
+    run(parallel_for, job.populations * tiles, [&](int64_t i) { f(i, tile(i / tiles, i % tiles)); });
+  }
+  template <class F> void each_tile_again(ParallelFor parallel_for, F f) const {
+    run(parallel_for, job.populations * tiles, [&](int64_t i) { f(tile(i / tiles, tiles - 1 - i % tiles)); });
   }
 
   // Two sums of every column of a block, as arrays that vectors are loaded from.
@@ -108,32 +117,40 @@ template <class T> struct Rows {
     double* first(int64_t i = 0) { return arrays[0] + i; }
     double* second(int64_t i = 0) { return arrays[1] + i; }
     Sums operator[](int64_t i) const { return {arrays[0][i], arrays[1][i]}; }
-    void add(const ColumnSums& other) {
-      for (int a = 0; a < 2; ++a) for (int64_t i = 0; i < n; ++i) arrays[a][i] += other.arrays[a][i];
+    void add(const ColumnSums& other, int64_t at) {
+      for (int a = 0; a < 2; ++a) {
+        double* to = arrays[a] + at;
+        const double* from = other.arrays[a];
+        for (int64_t i = 0; i < other.n; ++i) to[i] += from[i];
+      }
     }
   };
 
-  // The sums of each population, from those of its blocks of rows, in a fixed order.
-  template <class F> std::vector<ColumnSums> sums_by_rows(ParallelFor parallel_for, F add_block) const {
-    std::vector<ColumnSums> parts(job.populations * tasks, ColumnSums(0)), all(job.populations, ColumnSums(width));
-    row_blocks(parallel_for, [&](int64_t i, const Block& b) {
-      parts[i] = ColumnSums(width);
-      add_block(b, parts[i]);
+  // The sums of each population, from those of its tiles, in a fixed order.
+  template <class F> std::vector<ColumnSums> sums_by_tile(ParallelFor parallel_for, F add_tile) const {
+    std::vector<ColumnSums> parts(job.populations * tiles, ColumnSums(0)), all(job.populations, ColumnSums(width));
+    each_tile(parallel_for, [&](int64_t i, const Block& b) {
+      parts[i] = ColumnSums(b.c1 - b.c0);
+      add_tile(b, parts[i]);
     });
-    for (int64_t i = 0; i < job.populations * tasks; ++i) all[i / tasks].add(parts[i]);
+    for (int64_t i = 0; i < job.populations * tiles; ++i) all[i / tiles].add(parts[i], i % strips * kStrip);
     return all;
   }
 
   // ---- forward
 
-  void add_values(const Block& b, ColumnSums& sums) const {
-    Arrays<double> memory(1, b.c1 - b.c0);
-    double* about = memory[0];
-    each_column(b.c0, b.c1 - b.c0, [&](int64_t i, int64_t g, int64_t) { about[i] = shift(b.p, g); });
-    Reader<T> reader;
-    sweep(b, kChunk, [&]<int K>(int64_t at, int64_t column, int64_t n) {
+  // What the columns of a population are summed about.
+  Arrays<double> shifts(int64_t p, int64_t c0, int64_t c1) const {
+    Arrays<double> out(1, c1 - c0);
+    double* about = out[0];
+    each_column(c0, c1 - c0, [&](int64_t i, int64_t g, int64_t) { about[i] = shift(p, g); });
+    return out;
+  }
+
+  void add_values(const Block& b, const double* about, ColumnSums& sums) const {
+    each_rows(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
       const int64_t c = column - b.c0;
-      sum_columns<K>(reader(x + at, n, K, width), stride(n), n, &about[c], sums.first(c), sums.second(c));
+      sum_columns<K>(x + at, width, n, about + c, sums.first(c), sums.second(c));
     });
   }
 
@@ -151,45 +168,50 @@ template <class T> struct Rows {
   template <class F> void fused_moments(ParallelFor parallel_for, F then) const {
     fused_blocks(parallel_for, [&](const Block& b, int64_t g0, int64_t g1) {
       ColumnSums sums(b.c1 - b.c0);
-      add_values(b, sums);
+      add_values(b, shifts(b.p, b.c0, b.c1)[0], sums);
       set_moments(b.p, g0, g1, b.c0, sums);
       then(b);
     });
   }
 
-  void moments_by_rows(ParallelFor parallel_for) const {
-    const auto all = sums_by_rows(parallel_for, [&](const Block& b, ColumnSums& sums) { add_values(b, sums); });
+  void moments_by_tile(ParallelFor parallel_for) const {
+    std::vector<Arrays<double>> about;
+    for (int64_t p = 0; p < job.populations; ++p) about.push_back(shifts(p, 0, width));
+    const auto all = sums_by_tile(parallel_for, [&](const Block& b, ColumnSums& sums) {
+      add_values(b, about[b.p][0] + b.c0, sums);
+    });
     for (int64_t p = 0; p < job.populations; ++p) set_moments(p, 0, job.groups, 0, all[p]);
   }
 
   void moments(ParallelFor parallel_for) const {
-    if (fused(1)) fused_moments(parallel_for, [](const Block&) {});
-    else moments_by_rows(parallel_for);
+    if (fused) fused_moments(parallel_for, [](const Block&) {});
+    else moments_by_tile(parallel_for);
   }
 
   void forward(ParallelFor parallel_for) const {
-    if (fused(1)) {
+    if (fused) {
       return fused_moments(parallel_for, [&](const Block& b) { apply(b, columns_of<S>(b)); });
     }
-    moments_by_rows(parallel_for);
+    moments_by_tile(parallel_for);
     evaluate(parallel_for);
   }
 
   // What the columns of a block are multiplied by and what is added, in the type that they are worked on in.
   template <class N> struct Columns {
-    int64_t n;
+    int64_t first, n;
     Arrays<N> arrays{7, n};
     void set(int64_t i, const Coefficients<double>& wide) {
       const Coefficients<N> k = in(wide, N{});
       const N all[] = {k.mean, k.unit, k.gain, k.bias, k.scale, k.slope, k.level};
       for (int a = 0; a < 7; ++a) arrays[a][i] = all[a];
     }
-    ColumnCoefficients<N> at(int64_t i) const {
-      return ColumnCoefficients<N>{arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], arrays[5], arrays[6]}.at(i);
+    ColumnCoefficients<N> at(int64_t column) const {
+      return ColumnCoefficients<N>{arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], arrays[5], arrays[6]}.at(
+          column - first);
     }
   };
   template <class N> Columns<N> columns_of(const Block& b) const {
-    Columns<N> out{b.c1 - b.c0};
+    Columns<N> out{b.c0, b.c1 - b.c0};
     each_column(b.c0, out.n, [&](int64_t i, int64_t g, int64_t c) {
       out.set(i, statistics.coefficients(statistics.index(b.p, g), c));
     });
@@ -199,8 +221,9 @@ template <class T> struct Rows {
 
   void apply(const Block& b, const Columns<S>& columns) const {
     const bool streaming = stream(y) && b.c0 % Applied<T>::V::width == 0;
-    sweep(b, kAll, [&]<int K>(int64_t at, int64_t column, int64_t n) {
-      rows_of<K>().forward(x + at, from(residual, at), y + at, width, n, columns.at(column - b.c0), streaming);
+    by_strip(b, kStrip, [&](int64_t r, int64_t last, int64_t c, int64_t n) {
+      const int64_t i = at(b.p, r, c);
+      inner.forward_rows(x + i, from(residual, i), y + i, last - r, width, n, columns.at(c), ahead(n), streaming);
     });
   }
 
@@ -209,19 +232,15 @@ template <class T> struct Rows {
     for (int64_t p = 0; p < job.populations; ++p) {
       columns.push_back(columns_of<S>(whole_population(p)));
     }
-    row_blocks(parallel_for, [&](int64_t i, const Block&) {
-      const int64_t p = i / tasks, t = tasks - 1 - i % tasks;
-      apply(Block{p, t * height, std::min(rows, (t + 1) * height), 0, width}, columns[p]);
-    });
+    each_tile_again(parallel_for, [&](const Block& b) { apply(b, columns[b.p]); });
   }
 
   // ---- backward
 
   void add_gradients(const Block& b, const Columns<double>& columns, ColumnSums& sums) const {
-    BackwardReader<T> reader{read};
-    sweep(b, kChunk, [&]<int K>(int64_t at, int64_t column, int64_t n) {
+    each_rows(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
       const int64_t c = column - b.c0;
-      rows_of<K>().sum(reader(at, n, K, width), stride(n), n, columns.at(c), sums.first(c), sums.second(c));
+      (K == 1 ? inner.sum_row : inner.sum_rows)(read.at(at), width, n, columns.at(column), sums.first(c), sums.second(c));
     });
   }
 
@@ -245,7 +264,7 @@ template <class T> struct Rows {
     std::vector<Statistics::Through> through;
     through.reserve(g1 - g0);
     for (int64_t g = g0; g < g1; ++g) through.push_back(statistics.through(b.p, g));
-    Columns<S> out{b.c1 - b.c0};
+    Columns<S> out{b.c0, b.c1 - b.c0};
     each_column(b.c0, out.n, [&](int64_t i, int64_t g, int64_t c) {
       auto k = statistics.coefficients(statistics.index(b.p, g), c);
       Statistics::settle(k, through[g - g0]);
@@ -256,9 +275,10 @@ template <class T> struct Rows {
 
   void apply_gradients(const Block& b, const Columns<S>& columns) const {
     const bool streaming = stream(dx) && b.c0 % Applied<T>::V::width == 0;
-    sweep(b, kAll, [&]<int K>(int64_t at, int64_t column, int64_t n) {
-      rows_of<K>().backward(read.at(at), dx + at, from(dr, at), width, n, columns.at(column - b.c0), !job.stored,
-                            streaming);
+    by_strip(b, kStrip, [&](int64_t r, int64_t last, int64_t c, int64_t n) {
+      const int64_t i = at(b.p, r, c);
+      inner.backward_rows(read.at(i), dx + i, from(dr, i), last - r, width, n, columns.at(c), !job.stored, ahead(n),
+                          streaming);
     });
   }
 
@@ -272,12 +292,12 @@ template <class T> struct Rows {
   }
 
   void backward_sums(ParallelFor parallel_for) const {
-    if (fused(2)) return fused_sums(parallel_for, [](const Block&, int64_t, int64_t) {});
+    if (fused) return fused_sums(parallel_for, [](const Block&, int64_t, int64_t) {});
     std::vector<Columns<double>> columns;
     for (int64_t p = 0; p < job.populations; ++p) {
       columns.push_back(columns_of<double>(whole_population(p)));
     }
-    const auto all = sums_by_rows(parallel_for, [&](const Block& b, ColumnSums& sums) {
+    const auto all = sums_by_tile(parallel_for, [&](const Block& b, ColumnSums& sums) {
       add_gradients(b, columns[b.p], sums);
     });
     for (int64_t p = 0; p < job.populations; ++p) keep(p, 0, job.groups, 0, all[p]);
@@ -286,14 +306,11 @@ template <class T> struct Rows {
   void backward_apply(ParallelFor parallel_for) const {
     std::vector<Columns<S>> columns;
     for (int64_t p = 0; p < job.populations; ++p) columns.push_back(settled(whole_population(p), 0, job.groups));
-    row_blocks(parallel_for, [&](int64_t i, const Block&) {
-      const int64_t p = i / tasks, t = tasks - 1 - i % tasks;
-      apply_gradients(Block{p, t * height, std::min(rows, (t + 1) * height), 0, width}, columns[p]);
-    });
+    each_tile_again(parallel_for, [&](const Block& b) { apply_gradients(b, columns[b.p]); });
   }
 
   void backward(ParallelFor parallel_for) const {
-    if (fused(2)) {
+    if (fused) {
       fused_sums(parallel_for, [&](const Block& b, int64_t g0, int64_t g1) { apply_gradients(b, settled(b, g0, g1)); });
     } else {
       backward_sums(parallel_for);

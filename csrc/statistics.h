@@ -110,38 +110,5 @@ template <class T> double shift_of(const Job& job, T first) {
   return job.centred && std::isfinite(v) ? v : 0.0;
 }
 
-// The floats of runs of n values, one after another: as many whole runs as fit a chunk, or a part of one.
-// f(first run, runs, first value of a run, values of each)
-template <class T, class F> void by_runs(int64_t runs, int64_t n, F f) {
-  const int64_t most = std::is_same_v<T, float> ? runs : kChunk / n;
-  if (most == 0) {
-    for (int64_t run = 0; run < runs; ++run) {
-      by_chunk<T>(n, kChunk, [&](int64_t i, int64_t size) { f(run, int64_t(1), i, size); });
-    }
-  } else {
-    for (int64_t run = 0; run < runs; run += most) f(run, std::min(most, runs - run), int64_t(0), n);
-  }
-}
-
-template <class T> void sum_values(const T* x, int64_t runs, int64_t n, const double* shifts, Pending* sums) {
-  Reader<T> read;
-  by_runs<T>(runs, n, [&](int64_t run, int64_t some, int64_t i, int64_t size) {
-    sum_runs(read(x + run * n + i, some * size), some, size, shifts + run, sums + run);
-  });
-}
-
-// What a backward's sums read, as floats.
-template <class T> struct BackwardReader {
-  Backward<T> m;  // y is null without a residual
-  Reader<T> read_dy{}, read_x{}, read_y{};
-  Backward<float> operator()(int64_t at, int64_t n) {
-    return {read_dy(m.dy + at, n), read_x(m.x + at, n), m.y ? read_y(m.y + at, n) : nullptr};
-  }
-  Backward<float> operator()(int64_t at, int64_t n, int64_t rows, int64_t stride) {
-    return {read_dy(m.dy + at, n, rows, stride), read_x(m.x + at, n, rows, stride),
-            m.y ? read_y(m.y + at, n, rows, stride) : nullptr};
-  }
-};
-
 }  // namespace NK_NAMESPACE
 }  // namespace normkit
