@@ -113,7 +113,9 @@ struct Lanes {
   void store(float* p, Part part) const { _mm256_mask_storeu_ps(p, first(part), _mm512_cvtpd_ps(v)); }
   void stream(float* p) const { _mm256_stream_ps(p, _mm512_cvtpd_ps(v)); }
   template <class T> __m128i halves() const { return narrowed(_mm512_cvtpd_ps(v), T{}); }
-  template <class T> void store(T* p, Whole = {}) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), halves<T>()); }
+  template <class T> void store(T* p, Whole = {}) const {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), halves<T>());
+  }
   template <class T> void store(T* p, Part part) const { _mm_mask_storeu_epi16(p, first(part), halves<T>()); }
   template <class T> void stream(T* p) const { _mm_stream_si128(reinterpret_cast<__m128i*>(p), halves<T>()); }
   static void fence() { _mm_sfence(); }  // streamed stores must be seen before a thread says that it is done

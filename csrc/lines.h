@@ -104,7 +104,8 @@ template <class T> struct Lines {
     for (int64_t g = 0; g < groups; ++g) {
       together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients* own) {
         const int64_t i = at(p, g);
-        lines_of<K>().forward(x + i, from(residual, i), y + i, width, length, own, parameters.at(g * length), stream(y));
+        lines_of<K>().forward(x + i, from(residual, i), y + i, width, length, own, parameters.at(g * length),
+                              stream(y));
       });
     }
   }
@@ -150,7 +151,7 @@ template <class T> struct Lines {
     together(p0, p1, g, k, [&]<int K>(int64_t p, const LineCoefficients* own) {
       const int64_t i = at(p, g) + c0;
       lines_of<K>().backward(read.at(i), dx + i, from(dr, i), width, c1 - c0, own, parameters.at(g * length + c0),
-                             !job.stored, dweight, dbias, stream(dx));
+                             !job.stored, dweight, dbias, stream(dx) && c0 % Lanes::width == 0);
     });
   }
 

@@ -10,7 +10,8 @@ namespace NK_NAMESPACE {
 template <class T> struct Rows {
   using S = typename Applied<T>::V::Scalar;
   static constexpr int64_t kStrip = 512;   // columns that are gone over from the first row to the last
-  static constexpr int64_t kNarrow = 128;  // columns: below, what a row costs beside its values is too much
+  static constexpr int64_t kNarrow = 128;  // columns: below, what a row costs beside its values is too much, ...
+  static constexpr int64_t kMany = 64;     // ... where there are so many rows that it is more than what columns cost
 
   const Job& job;
   Statistics statistics{job};
@@ -25,11 +26,12 @@ template <class T> struct Rows {
 
   int64_t per_channel = job.channels_last ? 1 : job.positions;  // columns
   int64_t columns = job.all_channels() * per_channel;
-  // Narrow rows are read several at a time, as one of whole vectors; the last such row may be shorter.
-  int64_t whole = columns % Lanes::width ? Lanes::width : 1;
-  int64_t repeat = columns < kNarrow ? ceil_div(ceil_div(kNarrow, columns), whole) * whole : 1;
-  int64_t width = columns * repeat;
   int64_t population = job.group_size() * job.groups;
+  // Narrow rows are read several at a time, as one of whole vectors; the last such row may be shorter.
+  bool narrow = columns < kNarrow && population >= kNarrow * kMany;
+  int64_t whole = columns % Lanes::width ? Lanes::width : 1;
+  int64_t repeat = narrow ? ceil_div(ceil_div(kNarrow, columns), whole) * whole : 1;
+  int64_t width = columns * repeat;
   int64_t rows = population / width, rest = population % width;
   // A population in tiles, for tasks: so many rows of a strip of columns.
   int64_t strips = ceil_div(width, kStrip);
@@ -128,7 +130,12 @@ template <class T> struct Rows {
 
   // The sums of each population, from those of its tiles, in a fixed order.
   template <class F> std::vector<ColumnSums> sums_by_tile(ParallelFor parallel_for, F add_tile) const {
-    std::vector<ColumnSums> parts(job.populations * tiles, ColumnSums(0)), all(job.populations, ColumnSums(width));
+    std::vector<ColumnSums> all(job.populations, ColumnSums(width));
+    if (tiles == 1) {
+      each_tile(parallel_for, [&](int64_t, const Block& b) { add_tile(b, all[b.p]); });
+      return all;
+    }
+    std::vector<ColumnSums> parts(job.populations * tiles, ColumnSums(0));
     each_tile(parallel_for, [&](int64_t i, const Block& b) {
       parts[i] = ColumnSums(b.c1 - b.c0);
       add_tile(b, parts[i]);
@@ -240,7 +247,8 @@ template <class T> struct Rows {
   void add_gradients(const Block& b, const Columns<double>& columns, ColumnSums& sums) const {
     each_rows(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
       const int64_t c = column - b.c0;
-      (K == 1 ? inner.sum_row : inner.sum_rows)(read.at(at), width, n, columns.at(column), sums.first(c), sums.second(c));
+      const auto sum = K == 1 ? inner.sum_row : inner.sum_rows;
+      sum(read.at(at), width, n, columns.at(column), sums.first(c), sums.second(c));
     });
   }
 

@@ -106,6 +106,29 @@ def test_few_channels_are_shared_out_over_their_positions(instruction_set, shape
         assert_rounded_alike(a, b, torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [
+        ((3_300, 1_024), None),
+        ((350, 1_024, 3, 3), 1),
+    ],  # of the second, columns that share a channel are no whole vectors
+)
+def test_long_outputs_of_lines_are_written_past_the_cache(instruction_set, shape, groups):
+    x, dy, weight, bias = torch.randn(shape), torch.randn(shape), torch.randn(shape[1]), torch.randn(shape[1])
+
+    def step(backend):
+        leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
+        with select.backend(backend):
+            if groups is None:
+                y = nk.functional.layer_norm(leaves[0], shape[1:], *leaves[1:])
+            else:
+                y = nk.functional.group_norm(leaves[0], groups, *leaves[1:])
+        return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+
+    for found, expected in zip(step("native"), step("reference"), strict=True):
+        assert_rounded_alike(found, expected, torch.float32)
+
+
 @pytest.mark.parametrize("shape", [(16, 32, 28, 28), (64, 5, 9, 9), (3000, 70), (2, 2, 300, 300)], ids=str)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["planes", "rows"])
 def test_results_depend_on_neither_threads_nor_luck(shape, layout):
