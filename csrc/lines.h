@@ -10,7 +10,6 @@ namespace NK_NAMESPACE {
 template <class T> struct Lines {
   static constexpr int64_t kLongLine = 8192;  // elements: from here on, a second sweep goes by columns
   static constexpr int64_t kColumns = 2048;   // of that sweep
-  static constexpr int64_t kStreamLines = kStreamBytes * 3 / 2;  // several lines at once leave later what they write
 
   const Job& job;
   Statistics statistics{job};
@@ -62,7 +61,7 @@ template <class T> struct Lines {
 
   // Whether an output is written past the cache.
   bool stream(const T* out) const {
-    return job.size() * int64_t(sizeof(T)) >= kStreamLines &&
+    return job.size() * int64_t(sizeof(T)) >= kStreamBytes &&
            reinterpret_cast<uintptr_t>(out) % 64 == 0 && length % Lanes::width == 0;
   }
   template <int K> const typename Inner<T>::Lines& lines_of() const { return K == 1 ? inner.line : inner.lines; }
