@@ -1,7 +1,8 @@
 // The innermost loops: runs of one channel after another, rows of many channels, a line with a weight for each value.
 // Everything around them is the same for every activation; they are chosen once per call, from a table.
 //
-// Sums are of floats, in double. Values are applied in double, too, but for half precision: see halves.h.
+// Sums are in double, whatever is summed. Values are applied in double, too, but for runs and rows of half precision:
+// see halves.h.
 #pragma once
 
 #include "halves.h"

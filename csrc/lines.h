@@ -59,11 +59,7 @@ template <class T> struct Lines {
     explicit Known(int64_t lines) : coefficients(lines), sums(lines), shifts(lines) {}
   };
 
-  // Whether an output is written past the cache.
-  bool stream(const T* out) const {
-    return job.size() * int64_t(sizeof(T)) >= kStreamBytes &&
-           reinterpret_cast<uintptr_t>(out) % 64 == 0 && length % Lanes::width == 0;
-  }
+  bool stream(const T* out) const { return streams<Lanes>(job, out, length); }
   template <int K> const typename Inner<T>::Lines& lines_of() const { return K == 1 ? inner.line : inner.lines; }
 
   int64_t at(int64_t p, int64_t g) const { return p * width + g * length; }

@@ -150,7 +150,7 @@ template <class T> struct Planes {
 
   // Whether so many values in a row are written past the cache.
   bool streams(int64_t values) const {
-    return job.size() * int64_t(sizeof(T)) >= kStreamBytes && values * int64_t(sizeof(T)) >= kLongPiece;
+    return is_large<T>(job) && values * int64_t(sizeof(T)) >= kLongPiece;
   }
 
   // Runs of n values from index `first` on.

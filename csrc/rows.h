@@ -39,10 +39,7 @@ template <class T> struct Rows {
                             std::max<int64_t>(64, ceil_div(rows * strips, kEnoughTasks)));
   int64_t tiles = std::max<int64_t>(1, ceil_div(rows, height)) * strips;
 
-  bool stream(const T* out) const {
-    return job.size() * int64_t(sizeof(T)) >= kStreamBytes && reinterpret_cast<uintptr_t>(out) % 64 == 0 &&
-           width % Applied<T>::V::width == 0;
-  }
+  bool stream(const T* out) const { return streams<typename Applied<T>::V>(job, out, width); }
   // f(i, group, channel) for n columns, of which the first begins a channel: counted, because divisions are slow.
   template <class F> void each_column(int64_t first, int64_t n, F f) const {
     int64_t c = first / per_channel, g = c / job.channels, next_group = (g + 1) * job.channels, left = per_channel;
@@ -64,9 +61,9 @@ template <class T> struct Rows {
 
   // f(first row, last row, first column, columns) for a strip of a block's columns after another, so that what is kept
   // of them stays in the innermost cache while all rows go by. The last row may be the shorter one.
-  template <class F> void by_strip(const Block& b, int64_t strip, F f) const {
-    for (int64_t c = b.c0; c < b.c1; c += strip) {
-      const int64_t n = std::min(strip, b.c1 - c);
+  template <class F> void by_strip(const Block& b, F f) const {
+    for (int64_t c = b.c0; c < b.c1; c += kStrip) {
+      const int64_t n = std::min(kStrip, b.c1 - c);
       f(b.r0, b.r1, c, n);
       if (b.r1 == rows && rest > c) f(rows, rows + 1, c, std::min(n, rest - c));
     }
@@ -74,8 +71,8 @@ template <class T> struct Rows {
   int64_t at(int64_t p, int64_t row, int64_t column) const { return p * population + row * width + column; }
 
   // f<K>(index of the first value, first column, columns), K rows at a time.
-  template <class F> void each_rows(const Block& b, F f) const {
-    by_strip(b, kStrip, [&](int64_t r, int64_t last, int64_t c, int64_t n) {
+  template <class F> void by_rows(const Block& b, F f) const {
+    by_strip(b, [&](int64_t r, int64_t last, int64_t c, int64_t n) {
       for (; r + kTogether <= last; r += kTogether) f.template operator()<kTogether>(at(b.p, r, c), c, n);
       for (; r < last; ++r) f.template operator()<1>(at(b.p, r, c), c, n);
     });
@@ -155,7 +152,7 @@ template <class T> struct Rows {
   }
 
   void add_values(const Block& b, const double* about, ColumnSums& sums) const {
-    each_rows(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
+    by_rows(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
       const int64_t c = column - b.c0;
       sum_columns<K>(x + at, width, n, about + c, sums.first(c), sums.second(c));
     });
@@ -228,7 +225,7 @@ template <class T> struct Rows {
 
   void apply(const Block& b, const Columns<S>& columns) const {
     const bool streaming = stream(y) && b.c0 % Applied<T>::V::width == 0;
-    by_strip(b, kStrip, [&](int64_t r, int64_t last, int64_t c, int64_t n) {
+    by_strip(b, [&](int64_t r, int64_t last, int64_t c, int64_t n) {
       const int64_t i = at(b.p, r, c);
       inner.forward_rows(x + i, from(residual, i), y + i, last - r, width, n, columns.at(c), ahead(n), streaming);
     });
@@ -245,7 +242,7 @@ template <class T> struct Rows {
   // ---- backward
 
   void add_gradients(const Block& b, const Columns<double>& columns, ColumnSums& sums) const {
-    each_rows(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
+    by_rows(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
       const int64_t c = column - b.c0;
       const auto sum = K == 1 ? inner.sum_row : inner.sum_rows;
       sum(read.at(at), width, n, columns.at(column), sums.first(c), sums.second(c));
@@ -283,7 +280,7 @@ template <class T> struct Rows {
 
   void apply_gradients(const Block& b, const Columns<S>& columns) const {
     const bool streaming = stream(dx) && b.c0 % Applied<T>::V::width == 0;
-    by_strip(b, kStrip, [&](int64_t r, int64_t last, int64_t c, int64_t n) {
+    by_strip(b, [&](int64_t r, int64_t last, int64_t c, int64_t n) {
       const int64_t i = at(b.p, r, c);
       inner.backward_rows(read.at(i), dx + i, from(dr, i), last - r, width, n, columns.at(c), !job.stored, ahead(n),
                           streaming);

@@ -22,6 +22,12 @@ template <class F> void run(ParallelFor parallel_for, int64_t tasks, F f) {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+template <class T> bool is_large(const Job& job) { return job.size() * int64_t(sizeof(T)) >= kStreamBytes; }
+// Whether an output is written past the cache whose rows of n values begin side by side.
+template <class V, class T> bool streams(const Job& job, const T* out, int64_t n) {
+  return is_large<T>(job) && reinterpret_cast<uintptr_t>(out) % 64 == 0 && n % V::width == 0;
+}
+
 // Numbers for every column, in several arrays that begin with a line of memory each, so that no vector of them spans
 // two; and not a page apart: loads and stores whose addresses differ by a multiple of 4096 wait for one another.
 template <class N> class Arrays {

@@ -110,13 +110,13 @@ def test_few_channels_are_shared_out_over_their_positions(instruction_set, shape
     ("shape", "groups"),
     [
         ((3_300, 1_024), None),
-        ((350, 1_024, 3, 3), 1),
-    ],  # of the second, columns that share a channel are no whole vectors
+        ((350, 1_024, 3, 3), 1),  # whose columns are divided by channels, between two vectors
+    ],
 )
 def test_long_outputs_of_lines_are_written_past_the_cache(instruction_set, shape, groups):
     x, dy, weight, bias = torch.randn(shape), torch.randn(shape), torch.randn(shape[1]), torch.randn(shape[1])
 
-    def step(backend):
+    def results(backend):
         leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
         with select.backend(backend):
             if groups is None:
@@ -125,7 +125,7 @@ def test_long_outputs_of_lines_are_written_past_the_cache(instruction_set, shape
                 y = nk.functional.group_norm(leaves[0], groups, *leaves[1:])
         return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
 
-    for found, expected in zip(step("native"), step("reference"), strict=True):
+    for found, expected in zip(results("native"), results("reference"), strict=True):
         assert_rounded_alike(found, expected, torch.float32)
 
 
