@@ -21,12 +21,11 @@ import torch
 from torch import nn
 from torch.fx.experimental import optimization
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "surgery"))
-from architectures import ARCHITECTURES, wide
-
-from normkit.feeding import feed
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from normkit.batches import feed
 from normkit.surgery.fold import fold
 from normkit.surgery.parity import compare, trace
+from support.architectures import ARCHITECTURES, wide
 
 ROUNDS = 15
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm

@@ -14,8 +14,8 @@ from torch import nn
 
 from normkit.lab import models
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "surgery"))
-from population_baselines import CONTESTANTS, errors, uneven_batches
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from support.population_baselines import CONTESTANTS, errors, uneven_batches
 
 ROUNDS = 7
 

@@ -16,13 +16,12 @@ from statistics import median
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "surgery"))
-from architectures import ARCHITECTURES
-
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import normkit as nk
 from normkit.lab import data
-from normkit.lab.pictures import standardised
+from normkit.lab.data.transforms import standardized
 from normkit.surgery.parity import difference
+from support.architectures import ARCHITECTURES
 
 SEEDS = (0, 1, 2)
 STEPS, BATCH, RATE = 250, 64, 0.05
@@ -52,7 +51,7 @@ class Task:
     def __init__(self, seed):
         torch.manual_seed(seed)
         found = data.load("fashion-mini")
-        prepare = standardised(found.train.pixels)
+        prepare = standardized(found.train.pixels)
         chosen = torch.randperm(len(found.train.labels))[:FITTED_ON]
         self.calibration = prepare(found.train.pixels[chosen]).split(CALIBRATION_BATCH)
         self.images, self.labels = prepare(found.test.pixels), found.test.labels

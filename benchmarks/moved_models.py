@@ -17,9 +17,9 @@ from torch.optim.swa_utils import AveragedModel
 
 import normkit as nk
 from normkit.lab import data, models
-from normkit.lab.pictures import standardised
-from normkit.surgery.adapt import adapt
-from normkit.surgery.recalibrate import recalibrate
+from normkit.lab.data.transforms import standardized
+from normkit.surgery.statistics.adapt import adapt
+from normkit.surgery.statistics.recalibrate import recalibrate
 
 SEEDS = (0, 1, 2)
 STEPS, BATCH, RATE = 1500, 32, 0.02
@@ -47,7 +47,7 @@ class Task:
     def __init__(self, seed):
         torch.manual_seed(seed)
         found = data.load("fashion-mini")
-        self.prepare = standardised(found.train.pixels)
+        self.prepare = standardized(found.train.pixels)
         self.train, self.test = found.train, found.test
         chosen = torch.randperm(len(found.train.labels))[:UNLABELLED]
         self.unlabelled = found.train.pixels[chosen]  # bytes: what is prepared is a copy

@@ -37,7 +37,7 @@ struct Job {
   float* dweight;   // null: not wanted. One per group and channel, as is dbias
   float* dbias;
 
-  // Sums of the gradient, and of its product with the normalised value: one per population, group and channel.
+  // Sums of the gradient, and of its product with the normalized value: one per population, group and channel.
   double* sum_g;
   double* sum_gx;
   double count;     // values behind a statistic; more than are here when ranks share a batch
@@ -57,8 +57,8 @@ using ParallelFor = void (*)(int64_t tasks, Body body, void* context);
 struct Kernels {
   const char* name;
   void (*moments)(const Job&, ParallelFor);
-  void (*forward)(const Job&, ParallelFor);         // moments, then normalise
-  void (*evaluate)(const Job&, ParallelFor);        // normalise with the moments given
+  void (*forward)(const Job&, ParallelFor);         // moments, then normalize
+  void (*evaluate)(const Job&, ParallelFor);        // normalize with the moments given
   void (*backward)(const Job&, ParallelFor);
   void (*backward_sums)(const Job&, ParallelFor);   // the first half of the backward of batch statistics, ...
   void (*backward_apply)(const Job&, ParallelFor);  // ... and the second

@@ -10,7 +10,7 @@
 #endif
 
 #include "job.h"
-#include "numbers.h"
+#include "half.h"
 
 namespace normkit {
 namespace NK_NAMESPACE {

@@ -232,7 +232,7 @@ PyObject* py_backward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return finish(in, job, kernels->backward, {job.x, job.dy, job.dx});
 }
 
-// (..., y, dy, sum of gradients, sum of gradients times normalised values)
+// (..., y, dy, sum of gradients, sum of gradients times normalized values)
 PyObject* py_backward_sums(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin_backward(in);
@@ -299,8 +299,8 @@ PyObject* py_use_instruction_set(PyObject*, PyObject* name) {
 
 PyMethodDef methods[] = {
     {"moments", reinterpret_cast<PyCFunction>(py_moments), METH_FASTCALL, "Mean and variance of each channel."},
-    {"forward", reinterpret_cast<PyCFunction>(py_forward), METH_FASTCALL, "Moments, and x normalised with them."},
-    {"evaluate", reinterpret_cast<PyCFunction>(py_evaluate), METH_FASTCALL, "x normalised with the moments given."},
+    {"forward", reinterpret_cast<PyCFunction>(py_forward), METH_FASTCALL, "Moments, and x normalized with them."},
+    {"evaluate", reinterpret_cast<PyCFunction>(py_evaluate), METH_FASTCALL, "x normalized with the moments given."},
     {"backward", reinterpret_cast<PyCFunction>(py_backward), METH_FASTCALL, "Gradients of a forward or an evaluation."},
     {"backward_sums", reinterpret_cast<PyCFunction>(py_backward_sums), METH_FASTCALL, "What ranks share of gradients."},
     {"backward_apply", reinterpret_cast<PyCFunction>(py_backward_apply), METH_FASTCALL, "A gradient from shared sums."},

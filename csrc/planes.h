@@ -193,7 +193,7 @@ template <class T> struct Planes {
   void keep(int64_t p, int64_t c, Sums s) const {
     const int64_t i = p * channels + c;
     job.sum_g[i] = s.first;
-    job.sum_gx[i] = s.second * statistics.normaliser(statistics.index(p, group_of(c)), c);
+    job.sum_gx[i] = s.second * statistics.normalizer(statistics.index(p, group_of(c)), c);
   }
 
   void sum_gradients(int64_t p, int64_t g0, int64_t g1, const std::vector<Coefficients<double>>& k) const {

@@ -259,7 +259,7 @@ template <class T> struct Rows {
     });
     for (int64_t g = g0, c = begin; g < g1; ++g) {
       for (; c < (g + 1) * job.channels; ++c) {
-        job.sum_gx[base + c] *= statistics.normaliser(statistics.index(p, g), c);
+        job.sum_gx[base + c] *= statistics.normalizer(statistics.index(p, g), c);
       }
     }
   }

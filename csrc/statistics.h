@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "floats.h"
+#include "formula.h"
 
 namespace normkit {
 namespace NK_NAMESPACE {
@@ -72,11 +72,11 @@ struct Statistics {
   // Without slope and level, which a backward has to settle. An inverted job centres its output about the bias.
   Coefficients<double> coefficients(int64_t pg, int64_t c) const {
     const double scale = weight(c) * inverse_std(pg), b = bias(c);
-    return {job.inverted ? b : job.mean[pg], normaliser(pg, c), scale, b, scale, 0, 0};
+    return {job.inverted ? b : job.mean[pg], normalizer(pg, c), scale, b, scale, 0, 0};
   }
 
-  // The normalised value is the centred one times this.
-  double normaliser(int64_t pg, int64_t c) const { return job.inverted ? 1.0 / weight(c) : inverse_std(pg); }
+  // The normalized value is the centred one times this.
+  double normalizer(int64_t pg, int64_t c) const { return job.inverted ? 1.0 / weight(c) : inverse_std(pg); }
 
   // What the gradient's sums over a group, weighted by its channels, take away from every value in it.
   struct Through { double inverse_std, mean_g, mean_gx; };

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import normkit as nk
-from cases import randomise_
+from support.cases import randomize_
 
 NO_EPS = 1e-30  # nothing next to a variance; zero itself is refused
 
@@ -26,16 +26,16 @@ def bn(x, weight=None, bias=None, eps=1e-3):
     return nk.functional.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
 
 
-# Section 2: gradients must know about the normalisation.
+# Section 2: gradients must know about the normalization.
 
 
-def descend(normalise, steps, rate=0.05):
-    """Learn a bias b ahead of a normalisation; return b and the loss at every step."""
+def descend(normalize, steps, rate=0.05):
+    """Learn a bias b ahead of a normalization; return b and the loss at every step."""
     u, target = randn(16, 3), randn(16, 3) + 1
     b = randn(3).requires_grad_()
     biases, losses = [], []
     for _ in range(steps):
-        loss = (normalise(u + b) - target).square().mean(0).sum()
+        loss = (normalize(u + b) - target).square().mean(0).sum()
         biases.append(b.detach().clone())
         losses.append(loss.item())
         (grad,) = torch.autograd.grad(loss, b)
@@ -49,7 +49,7 @@ def outside_the_gradient_step(x):
     return x * scale + shift
 
 
-def test_normalising_outside_the_gradient_step_lets_the_bias_grow_at_the_same_loss():
+def test_normalizing_outside_the_gradient_step_lets_the_bias_grow_at_the_same_loss():
     b, losses = descend(outside_the_gradient_step, steps=200)
     # The loss stays, so its gradient does, so every step is the first one: growth without bound.
     assert_close(losses, losses[:1].expand(200))
@@ -58,8 +58,8 @@ def test_normalising_outside_the_gradient_step_lets_the_bias_grow_at_the_same_lo
     assert_close(b - b[0], torch.arange(200)[:, None] * step, rtol=1e-10)  # 200 steps' rounding
 
 
-def test_normalising_inside_the_gradient_step_keeps_the_bias():
-    b, losses = descend(randomise_(nk.BatchNorm1d(3)).double(), steps=200)
+def test_normalizing_inside_the_gradient_step_keeps_the_bias():
+    b, losses = descend(randomize_(nk.BatchNorm1d(3)).double(), steps=200)
     assert_close(b, b[:1].expand(200, 3))
     assert_close(losses, losses[:1].expand(200))
 
@@ -110,7 +110,7 @@ def test_a_bias_ahead_gets_no_gradient(biased):
 def test_a_bias_ahead_moves_the_running_mean_alone(biased):
     u, w, b, *_ = biased
     without, with_ = (nk.BatchNorm1d(4, momentum=0.3).double() for _ in range(2))
-    with_.load_state_dict(randomise_(without).state_dict())
+    with_.load_state_dict(randomize_(without).state_dict())
     without(u @ w.T)
     with_(u @ w.T + b)
     assert_close(with_.running_mean, without.running_mean + 0.3 * b.detach())
@@ -147,7 +147,7 @@ def test_the_gradient_is_orthogonal_to_the_weights():
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_an_example_depends_on_its_batch_mates_in_training_only(training):
-    layer = randomise_(nk.BatchNorm2d(3, momentum=0.3)).double().train(training)
+    layer = randomize_(nk.BatchNorm2d(3, momentum=0.3)).double().train(training)
     mates, others, example = randn(5, 3, 4, 4), randn(5, 3, 4, 4), randn(1, 3, 4, 4)
     among_mates = layer(torch.cat([example, mates]))[0]
     among_others = layer(torch.cat([example, others]))[0]
@@ -157,7 +157,7 @@ def test_an_example_depends_on_its_batch_mates_in_training_only(training):
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_so_does_its_gradient(training):
-    layer = randomise_(nk.BatchNorm2d(3)).double().train(training)
+    layer = randomize_(nk.BatchNorm2d(3)).double().train(training)
     x = randn(6, 3, 4, 4).requires_grad_()
     (dx,) = torch.autograd.grad(layer(x)[0], x, randn(3, 4, 4))
     assert (dx[0] != 0).all()
@@ -178,7 +178,7 @@ def network():
         nn.Linear(4 * 2 * 3, 5, bias=False),
         nk.BatchNorm1d(5, eps=EPS, activation="sigmoid"),
     )
-    return randomise_(net).double()
+    return randomize_(net).double()
 
 
 def train(net, batches):
@@ -191,7 +191,7 @@ def train(net, batches):
 
 @torch.no_grad()
 def statistics(net, batches):
-    """The moments of every batch at the input of every BN, which normalises with the batch's own meanwhile."""
+    """The moments of every batch at the input of every BN, which normalizes with the batch's own meanwhile."""
     seen = {module: [] for module in net.modules() if isinstance(module, nk.layers.batch.BatchNorm)}
     hooks = [
         layer.register_forward_pre_hook(lambda layer, args: seen[layer].append(nk.functional.batch_moments(args[0])))
@@ -212,7 +212,7 @@ def by_hand(net, x, stored=None):
     conv, bn2d, _, linear, bn1d = net
     entering = []
 
-    def normalise(layer, values):
+    def normalize(layer, values):
         gamma, beta = layer.weight.detach().numpy(), layer.bias.detach().numpy()
         if stored is None:
             mean, var = values.mean(0), values.var(0)
@@ -224,9 +224,9 @@ def by_hand(net, x, stored=None):
 
     x = x.numpy()
     z = np.einsum("oc,nchw->nhwo", conv.weight.detach().numpy()[:, :, 0, 0], x)
-    y = np.maximum(normalise(bn2d, z.reshape(-1, 4)), 0).reshape(z.shape)
+    y = np.maximum(normalize(bn2d, z.reshape(-1, 4)), 0).reshape(z.shape)
     z = y.transpose(0, 3, 1, 2).reshape(len(x), -1) @ linear.weight.detach().numpy().T
-    return entering, 1 / (1 + np.exp(-normalise(bn1d, z)))
+    return entering, 1 / (1 + np.exp(-normalize(bn1d, z)))
 
 
 def algorithm_2_by_hand(net, batches):
@@ -292,7 +292,7 @@ def test_evaluation_with_those_statistics_is_the_same_map(trained):
 
 def position_twins(**options):
     """Ours, and torch's layer over the flattened input in the same state."""
-    ours = randomise_(nk.PositionBatchNorm2d(3, 2, 4, **options)).double()
+    ours = randomize_(nk.PositionBatchNorm2d(3, 2, 4, **options)).double()
     torchs = nn.BatchNorm1d(3 * 2 * 4, **options).double()
     torchs.load_state_dict({name: t.flatten() if t.dim() else t for name, t in ours.state_dict().items()})
     return ours, torchs
@@ -300,7 +300,7 @@ def position_twins(**options):
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("momentum", [0.3, None])
-def test_positions_are_normalised_as_torch_does_the_flattened_input(training, momentum):
+def test_positions_are_normalized_as_torch_does_the_flattened_input(training, momentum):
     ours, torchs = (layer.train(training) for layer in position_twins(eps=EPS, momentum=momentum))
     x = (randn(6, 3, 2, 4) * 2 + 1).requires_grad_()
     g = randn(6, 3, 2, 4)

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import normkit as nk
-from cases import randomise_
-from foreign_norms import FrozenBatchNorm2d
+from support.cases import randomize_
+from support.foreign_norms import FrozenBatchNorm2d
 
 
 class BatchNormAct2d(nn.BatchNorm2d):
@@ -187,7 +187,7 @@ BEHAVING = {
 @pytest.mark.parametrize("name", BEHAVING)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_uses_tells_whether_the_statistics_are_the_inputs_own(name, training):
-    module = randomise_(BEHAVING[name]()).double().train(training)
+    module = randomize_(BEHAVING[name]()).double().train(training)
     x = torch.randn(8, 5, 6, 7, dtype=torch.float64)
     # Only statistics of its own take scale and shift out of the input; eps leaves a trace of the order of 1e-5.
     same = torch.allclose(module(x), module(4 * x + 3), rtol=0, atol=1e-2)
@@ -197,7 +197,7 @@ def test_uses_tells_whether_the_statistics_are_the_inputs_own(name, training):
 @pytest.mark.parametrize("name", [name for name, build in BEHAVING.items() if hasattr(build(), "running_mean")])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_updates_tells_whether_training_moves_the_statistics(name, training):
-    module = randomise_(BEHAVING[name]()).train(training)
+    module = randomize_(BEHAVING[name]()).train(training)
     if module.running_mean is None:
         assert nk.describe(module).updates == "never"
         return
@@ -340,7 +340,7 @@ def test_a_spec_cannot_be_changed():
 
 
 def test_describing_a_layer_changes_nothing():
-    layer = randomise_(nk.BatchNorm2d(5))
+    layer = randomize_(nk.BatchNorm2d(5))
     before = {name: t.clone() for name, t in layer.state_dict().items()}
     nk.describe(layer)
     assert layer.training

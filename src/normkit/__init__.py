@@ -14,7 +14,7 @@ from normkit.errors import (
     NormkitWarning,
     ShapeError,
 )
-from normkit.findings import Finding
+from normkit.finding import Finding
 from normkit.layers import (
     AccumulatedBatchNorm2d,
     BatchNorm1d,
@@ -59,18 +59,18 @@ from normkit.moments import Moments, ema, population
 from normkit.spec import NormSpec, describe
 
 if TYPE_CHECKING:
-    from normkit.surgery.adapt import adapt
-    from normkit.surgery.convert import convert
-    from normkit.surgery.export import ExportCheck, check_export
+    from normkit.surgery.check_export import ExportCheck, check_export
+    from normkit.surgery.checkpoint import load, save
+    from normkit.surgery.checkpoint.differences import MismatchError
+    from normkit.surgery.checkpoint.file import CheckpointError
+    from normkit.surgery.checkpoint.manifest import manifest
     from normkit.surgery.fold import fold
-    from normkit.surgery.freeze import freeze, unfreeze
-    from normkit.surgery.manifest import manifest
-    from normkit.surgery.recalibrate import recalibrate
+    from normkit.surgery.no_updates import no_updates
+    from normkit.surgery.replace.convert import convert
+    from normkit.surgery.replace.freeze import freeze, unfreeze
     from normkit.surgery.result import Change, Parity, Surgery
-    from normkit.surgery.saving import load, save
-    from normkit.surgery.storing.checkpoint import CheckpointError
-    from normkit.surgery.storing.mismatch import MismatchError
-    from normkit.surgery.updates import no_updates
+    from normkit.surgery.statistics.adapt import adapt
+    from normkit.surgery.statistics.recalibrate import recalibrate
 
 __version__ = "0.1.0"
 

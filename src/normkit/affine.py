@@ -6,7 +6,7 @@ from normkit.moments import Moments
 
 
 def scale_shift(moments: Moments, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the (scale, shift) for which `x * scale + shift` normalises x with these moments.
+    """Return the (scale, shift) for which `x * scale + shift` normalizes x with these moments.
 
     scale = weight / sqrt(var + eps),  shift = bias - mean * scale
     """

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from normkit.activations import check_activation
 from normkit.errors import ArgumentError, DtypeError, NonFiniteError, NormkitError, ShapeError
-from normkit.kernels.context import is_exporting
 from normkit.moments import Moments
+from normkit.tracing import is_exporting
 
 NonFinite = Literal["propagate", "raise", "skip-update"]
 

@@ -13,11 +13,11 @@ class ArgumentError(NormkitError, ValueError):
 
 
 class ShapeError(NormkitError, ValueError):
-    """A tensor of the wrong rank or size, or with too few values to normalise."""
+    """A tensor of the wrong rank or size, or with too few values to normalize."""
 
 
 class DtypeError(NormkitError, TypeError, ValueError):
-    """A tensor of a type that cannot be normalised."""
+    """A tensor of a type that cannot be normalized."""
 
 
 class NonFiniteError(NormkitError, FloatingPointError):

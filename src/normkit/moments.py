@@ -78,7 +78,7 @@ def population(batches: Iterable[Moments], method: Literal["pooled", "paper"] = 
     "pooled": mean and unbiased variance over all values of all batches, whatever their sizes.
     "paper": the plain average of the batches' means, and of their unbiased variances.
 
-    The result is what inference normalises with: its variance is the unbiased estimate, as in running_var.
+    The result is what inference normalizes with: its variance is the unbiased estimate, as in running_var.
     """
     seen = list(batches)
     if not seen:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from normkit.walk import named_layers
+from normkit.named_layers import named_layers
 
 
 class _Container(NamedTuple):
@@ -51,7 +51,7 @@ class _Value(NamedTuple):
 class Snapshot:
     """A model's layers, tensors, modes, hooks and attributes, to be put back.
 
-    Objects stay the same: an optimiser's parameters and the handles of hooks are still the model's afterwards.
+    Objects stay the same: an optimizer's parameters and the handles of hooks are still the model's afterwards.
     """
 
     def __init__(self, model: nn.Module) -> None:

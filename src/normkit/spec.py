@@ -1,4 +1,4 @@
-"""What a module normalises, read off any norm layer: ours, torch's, or one that somebody else wrote."""
+"""What a module normalizes, read off any norm layer: ours, torch's, or one that somebody else wrote."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normkit.activations import ACTIVATIONS
-from normkit.layers._channels import ChannelNorm
 from normkit.layers.accumulated import AccumulatedBatchNorm2d
 from normkit.layers.batch import BatchNorm, PositionBatchNorm2d
+from normkit.layers.channel_norm import ChannelNorm
 from normkit.layers.domain import DomainBatchNorm
 from normkit.layers.evo import EvoNormB0, EvoNormS0
 from normkit.layers.filter_response import FilterResponseNorm2d
@@ -40,7 +40,7 @@ class NormSpec:
         kind: the family: "batch", "renorm", "group", "layer" and so on, as in `convert(to=...)` where that takes it.
         over: the axes that share one set of statistics: N examples, C channels, G the channels of one group,
             S positions, W the weights of one unit.
-        uses: the statistics it normalises with: its "batch"'s own, or "stored" ones. Norms within an example
+        uses: the statistics it normalizes with: its "batch"'s own, or "stored" ones. Norms within an example
             count as "batch".
         scope: where a batch's statistics come from: this process ("local"), all ranks ("synced"), or a part of
             the batch ("ghost").
@@ -69,7 +69,7 @@ class NormSpec:
 
 
 def describe(module: nn.Module) -> NormSpec | None:
-    """Return what `module` normalises and how, or None if it is not a norm we can recognise.
+    """Return what `module` normalizes and how, or None if it is not a norm we can recognize.
 
     Subclasses are described as what they derive from, with `exact=False` and the activation they carry, where one is
     found among their children. A frozen BatchNorm, as torchvision and detectron2 write it, is known by its buffers.
@@ -208,7 +208,7 @@ def _(norm: FilterResponseNorm2d) -> NormSpec:
 
 @_describe.register
 def _(norm: ScaledStdConv2d) -> NormSpec:
-    return NormSpec(kind="weight-standardised", over=("W",), uses="batch", affine="scale", eps=norm.eps)
+    return NormSpec(kind="weight-standardized", over=("W",), uses="batch", affine="scale", eps=norm.eps)
 
 
 @_describe.register

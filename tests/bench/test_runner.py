@@ -5,7 +5,7 @@ import pytest
 
 from normkit.bench import BenchmarkError, Effort, Plan, choose, record, run
 from normkit.bench.case import Result
-from normkit.bench.neighbours import Neighbours, is_crowded
+from normkit.bench.machine_load import Neighbours, is_crowded
 
 EFFORT = Effort(rounds=2, model_rounds=2, compiles=False)
 PLAN = Plan(choose(["small"], quick=True), [1], EFFORT)
@@ -79,8 +79,8 @@ def test_the_record_says_where_and_how():
 
 def test_neighbours_are_what_the_system_counts_beyond_ourselves(tmp_path, monkeypatch):
     stat, clock, own = tmp_path / "stat", [0.0], [0.0]
-    monkeypatch.setattr("normkit.bench.neighbours.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("normkit.bench.neighbours.os.times", lambda: (own[0], 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr("normkit.bench.machine_load.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("normkit.bench.machine_load.os.times", lambda: (own[0], 0.0, 0.0, 0.0, 0.0))
     second = os.sysconf("SC_CLK_TCK")
     stat.write_text("cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 0")
     neighbours = Neighbours(stat)

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from normkit.cli import data
 from normkit.cli.app import main
-from normkit.lab.data.store import EMBEDDED
+from normkit.lab.data.cache import EMBEDDED
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from cases import TWINS
+from support.cases import TWINS
 
 LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import normkit as nk
-from cases import CASES
+from support.cases import CASES
 
 BATCH = [case for case in CASES if isinstance(case.build(), nn.modules.batchnorm._BatchNorm)]
 
@@ -39,7 +39,7 @@ def test_wrong_channels(case, training):
     refused(case.layer(training=training), ValueError, words, x)
 
 
-def test_channels_in_the_last_dimension_are_recognised():
+def test_channels_in_the_last_dimension_are_recognized():
     refused(nk.BatchNorm2d(3), ValueError, ["(N, 3, H, W)", "(2, 8, 8, 3)", "movedim(-1, 1)"], torch.randn(2, 8, 8, 3))
 
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from cases import CASES
+from support.cases import CASES
 
 # The default backend on one row per class; on the others, what comes before it: capture and differentiation.
 CLASSES = {case.name: str(case) for case in reversed(CASES)}

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from cases import CASES
+from support.cases import CASES
 
 
 @pytest.mark.parametrize(

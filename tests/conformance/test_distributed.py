@@ -8,11 +8,11 @@ from torch.multiprocessing import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import normkit as nk
-from cases import CASES
+from support.cases import CASES
 
 RANKS = 2
 
-# A synchronised layer sees the other ranks' examples by design: tests/layers/test_sync.py says what it must do there.
+# A synchronized layer sees the other ranks' examples by design: tests/layers/test_sync.py says what it must do there.
 LOCAL = [case for case in CASES if nk.describe(case.build()).scope != "synced"]
 
 

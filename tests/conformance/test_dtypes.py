@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from cases import CASES
+from support.cases import CASES
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

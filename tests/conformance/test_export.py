@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from cases import CASES
+from support.cases import CASES
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-import formulas
-from cases import CASES
+from support import formulas
+from support.cases import CASES
 
 
 @pytest.mark.parametrize("mean", [0.3, 1e4])

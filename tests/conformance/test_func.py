@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.func import functional_call, grad, jvp, vmap
 
-from cases import CASES
+from support.cases import CASES
 
 
 def pure(layer):

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
-from cases import CASES as ALL
+from support.cases import CASES as ALL
 
 CASES = [case for case in ALL if not case.stops_gradient]
 

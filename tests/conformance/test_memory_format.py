@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cases import CASES
+from support.cases import CASES
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 SPATIAL = [case for case in CASES if len(case.shape) in FORMATS]

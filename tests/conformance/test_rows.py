@@ -1,7 +1,7 @@
 from torch import nn
 
 import normkit as nk
-from cases import CASES
+from support.cases import CASES
 
 
 def test_every_layer_has_a_row():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import normkit as nk
-from cases import CASES
+from support.cases import CASES
 
 
 @st.composite

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cases import CASES, TWINS
+from support.cases import CASES, TWINS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "state_dict.json"
 

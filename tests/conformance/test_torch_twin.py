@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cases import TWINS
+from support.cases import TWINS
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])

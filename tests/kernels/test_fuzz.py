@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import normkit as nk
-from cases import CASES
 from normkit.kernels import select
-from problems import copied, problems
-from rounding import assert_rounded_alike, slack_of
+from support.cases import CASES
+from support.problems import copied, problems
+from support.rounding import assert_rounded_alike, slack_of
 
 pytest.importorskip("normkit._core", reason="normkit was built without its C++ core")
 
-from instruction_sets import runnable, using
+from support.instruction_sets import runnable, using
 
 SEARCH = int(os.environ.get("NORMKIT_FUZZ", "0"))
 bounded = settings(max_examples=SEARCH or 250, derandomize=not SEARCH, deadline=None, print_blob=True)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import normkit as nk
-from case import randomise_
 from normkit.kernels import core
+from support.case import randomize_
 
 pytestmark = pytest.mark.skipif(core.WHY_NOT is not None, reason="normkit was built without its C++ core")
 
@@ -18,7 +18,7 @@ def pair(activation, **options):
     layers = []
     for inplace in (True, False):
         torch.manual_seed(3)
-        layers.append(randomise_(nk.BatchNorm2d(6, activation=activation, inplace=inplace, **options)))
+        layers.append(randomize_(nk.BatchNorm2d(6, activation=activation, inplace=inplace, **options)))
     return layers
 
 

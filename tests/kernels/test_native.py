@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import normkit as nk
-from case import randomise_
 from normkit.kernels import core, select
 from normkit.kernels.reference import Recipe
+from support.case import randomize_
 
 _core = pytest.importorskip("normkit._core", reason="normkit was built without its C++ core")
 
@@ -174,7 +174,7 @@ def test_only_the_input_is_kept_for_the_backward():
 
 def test_a_second_derivative_is_made_of_operators():
     x = torch.randn(6, 3, 4, requires_grad=True)
-    layer = randomise_(nk.BatchNorm1d(3, activation="leaky_relu"))
+    layer = randomize_(nk.BatchNorm1d(3, activation="leaky_relu"))
     (dx,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
     (found,) = torch.autograd.grad(dx.square().sum(), x)
     wide = x.detach().double().requires_grad_()
@@ -188,7 +188,7 @@ def test_running_statistics_are_those_of_the_reference():
     layers = []
     for backend in ("auto", "reference"):
         torch.manual_seed(1)
-        layers.append(randomise_(nk.BatchNorm2d(3, momentum=0.3)))
+        layers.append(randomize_(nk.BatchNorm2d(3, momentum=0.3)))
         with select.backend(backend):
             version = layers[-1].running_mean._version
             layers[-1](x)
@@ -199,7 +199,7 @@ def test_running_statistics_are_those_of_the_reference():
 
 def test_inference_mode():
     with torch.inference_mode():
-        layer = randomise_(nk.BatchNorm2d(3))  # its buffers have no version to count
+        layer = randomize_(nk.BatchNorm2d(3))  # its buffers have no version to count
         twin = torch.nn.BatchNorm2d(3)
         twin.load_state_dict(layer.state_dict())
         x = torch.randn(4, 3, 5, 5)
@@ -210,7 +210,7 @@ def test_inference_mode():
 
 def test_a_gradient_that_shares_its_memory():
     x = torch.randn(4, 3, 5, 5, requires_grad=True)
-    layer = randomise_(nk.BatchNorm2d(3, activation="relu"))
+    layer = randomize_(nk.BatchNorm2d(3, activation="relu"))
     (found,) = torch.autograd.grad(layer(x), x, torch.ones(()).expand(x.shape))
     (expected,) = torch.autograd.grad(layer(x), x, torch.ones(x.shape))
     assert torch.equal(found, expected)
@@ -218,7 +218,7 @@ def test_a_gradient_that_shares_its_memory():
 
 def test_the_input_as_its_own_residual():
     x = torch.randn(4, 3, 5, 5, requires_grad=True)
-    layer = randomise_(nk.BatchNorm2d(3, activation="relu", track_running_stats=False))
+    layer = randomize_(nk.BatchNorm2d(3, activation="relu", track_running_stats=False))
     found = torch.autograd.grad(layer(x, residual=x).square().sum(), x)
     expected = torch.autograd.grad(layer(x, residual=x.clone()).square().sum(), x)
     torch.testing.assert_close(found, expected)
@@ -227,7 +227,7 @@ def test_the_input_as_its_own_residual():
 def test_defaults_that_others_set_are_not_ours():
     """What the core writes to is float32 or float64 on this CPU, whatever `torch.empty` makes when it is not told."""
     x, dy = torch.randn(4, 3, 5, 5), torch.randn(4, 3, 5, 5)
-    layer = randomise_(nk.BatchNorm2d(3, activation="relu"))
+    layer = randomize_(nk.BatchNorm2d(3, activation="relu"))
     expected = step_of(layer, x, dy)
     try:
         torch.set_default_dtype(torch.float64)

@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("normkit._core", reason="normkit was built without its C++ core")
 fcntl = pytest.importorskip("fcntl", reason="sanitizers are preloaded, which Linux can")
 
-from instruction_sets import runnable  # noqa: E402
+from support.instruction_sets import runnable  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "sanitized"
-DRIVER = Path(__file__).with_name("sanitized_driver.py")
+DRIVER = ROOT / "tests" / "support" / "sanitized_driver.py"
 INSTRUCTION_SETS = runnable()
 
 

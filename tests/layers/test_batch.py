@@ -10,7 +10,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.optim.swa_utils import update_bn
 
 import normkit as nk
-from cases import randomise_
+from support.cases import randomize_
 
 MODULES = {
     None: nn.Identity(),
@@ -28,7 +28,7 @@ def twins(layer):
     theirs = {2: nn.BatchNorm2d, 1: nn.BatchNorm1d}[2 if isinstance(layer, nn.BatchNorm2d) else 1](
         layer.num_features, layer.eps, layer.momentum
     )
-    theirs.to(layer.weight.dtype).load_state_dict(randomise_(layer).state_dict())
+    theirs.to(layer.weight.dtype).load_state_dict(randomize_(layer).state_dict())
     return layer, theirs.train(layer.training)
 
 
@@ -78,7 +78,7 @@ def test_padding_that_the_loss_ignores_leaves_no_trace_in_the_gradients(garbage)
     mask = torch.arange(7) < torch.tensor([7, 2, 5])[:, None]
     x, dy = torch.randn(3, 4, 7, dtype=torch.float64), torch.randn(3, 4, 7, dtype=torch.float64) * mask[:, None]
     found = []
-    layer = randomise_(nk.BatchNorm1d(4, activation="silu", dtype=torch.float64))
+    layer = randomize_(nk.BatchNorm1d(4, activation="silu", dtype=torch.float64))
     for padding in (0.0, garbage):
         leaf = torch.where(mask[:, None], x, padding).requires_grad_()
         y = layer(leaf, mask=mask)
@@ -89,7 +89,7 @@ def test_padding_that_the_loss_ignores_leaves_no_trace_in_the_gradients(garbage)
 
 def test_the_shapes_a_mask_can_have():
     x, mask = torch.randn(3, 4, 7), torch.rand(3, 7) > 0.4
-    layer = randomise_(nk.BatchNorm1d(4, track_running_stats=False))
+    layer = randomize_(nk.BatchNorm1d(4, track_running_stats=False))
     expected = layer(x, mask=mask)
     assert torch.equal(layer(x, mask=mask[:, None]), expected)
     assert torch.equal(layer(x, mask=mask.long()), expected)
@@ -98,7 +98,7 @@ def test_the_shapes_a_mask_can_have():
 
 
 def test_a_mask_says_nothing_to_stored_statistics():
-    layer = randomise_(nk.BatchNorm1d(4)).eval()
+    layer = randomize_(nk.BatchNorm1d(4)).eval()
     x = torch.randn(3, 4, 7)
     assert torch.equal(layer(x, mask=torch.zeros(3, 7, dtype=torch.bool)), layer(x))
 
@@ -130,7 +130,7 @@ def test_tracking_switched_off_late():
 class TestNonFinite:
     @staticmethod
     def layer_and_batch(mode, bad):
-        layer = randomise_(nk.BatchNorm2d(3, nonfinite=mode))
+        layer = randomize_(nk.BatchNorm2d(3, nonfinite=mode))
         x = torch.randn(4, 3, 5, 5)
         x[2, 1, 3, 3] = bad
         return layer, x, copy.deepcopy(layer.state_dict())
@@ -179,7 +179,7 @@ def test_a_variance_that_overflows_half_precision_is_not_finite():
 
 def test_pure_form_equals_the_layer_and_writes_nothing():
     for momentum in (0.3, None):
-        layer = randomise_(nk.BatchNorm2d(3, momentum=momentum, activation="silu", dtype=torch.float64))
+        layer = randomize_(nk.BatchNorm2d(3, momentum=momentum, activation="silu", dtype=torch.float64))
         stored = nk.Moments(layer.running_mean.clone(), layer.running_var.clone(), layer.num_batches_tracked.clone())
         kept = [t.clone() for t in stored]
         for _ in range(3):
@@ -217,8 +217,8 @@ def test_pure_form_under_vmap_and_grad():
 
 
 def test_functional_call_replaces_state():
-    layer = randomise_(nk.BatchNorm1d(3))
-    other = randomise_(nk.BatchNorm1d(3))
+    layer = randomize_(nk.BatchNorm1d(3))
+    other = randomize_(nk.BatchNorm1d(3))
     x = torch.randn(6, 3)
     before = copy.deepcopy(layer.state_dict())
     state = copy.deepcopy(other.state_dict())
@@ -228,7 +228,7 @@ def test_functional_call_replaces_state():
 
 
 def conv_net(bn):
-    return randomise_(nn.Sequential(nn.Conv2d(3, 4, 3), bn, nn.Conv2d(4, 2, 1))).double()
+    return randomize_(nn.Sequential(nn.Conv2d(3, 4, 3), bn, nn.Conv2d(4, 2, 1))).double()
 
 
 def test_update_bn_finds_our_layers():
@@ -261,7 +261,7 @@ def test_torchs_fusion_takes_our_layers(affine):
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     torch.testing.assert_close(fuse_conv_bn_eval(model[0], model[1])(x), model[:2](x), rtol=1e-11, atol=1e-11)
     if affine is True:  # torch's fusion of linear layers fails on a BatchNorm without gamma, its own included
-        linear, bn = randomise_(nn.Linear(3, 4)).double().eval(), randomise_(nk.BatchNorm1d(4)).double().eval()
+        linear, bn = randomize_(nn.Linear(3, 4)).double().eval(), randomize_(nk.BatchNorm1d(4)).double().eval()
         rows = torch.randn(5, 3, dtype=torch.float64)
         torch.testing.assert_close(fuse_linear_bn_eval(linear, bn)(rows), bn(linear(rows)), rtol=1e-11, atol=1e-11)
 
@@ -277,7 +277,7 @@ def test_they_are_torchs_classes():
 
 
 def test_compiled_with_a_mask_and_a_residual():
-    layer = randomise_(nk.BatchNorm1d(4, activation="gelu"))
+    layer = randomize_(nk.BatchNorm1d(4, activation="gelu"))
     twin = copy.deepcopy(layer)
     x, r, mask = torch.randn(3, 4, 7), torch.randn(3, 4, 7), torch.rand(3, 7) > 0.3
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -290,7 +290,7 @@ def test_compiled_with_a_mask_and_a_residual():
 
 
 def test_exported_graphs_hold_torchs_operator():
-    """Quantisers, fusers and converters look for aten.batch_norm: they find it, the activation after it."""
+    """Quantizers, fusers and converters look for aten.batch_norm: they find it, the activation after it."""
     model = conv_net(nk.BatchNorm2d(4, activation="relu")).eval()
     program = torch.export.export(model, (torch.randn(2, 3, 8, 8, dtype=torch.float64),))
     targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]

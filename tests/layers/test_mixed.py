@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import normkit as nk
-from cases import randomise_
-from rows.mixed import ROWS
+from support.cases import randomize_
+from support.rows.mixed import ROWS
 
 ACROSS = [case for case in ROWS if case.name != "EvoNormS0"]
 
@@ -20,7 +20,7 @@ def images(*shape):
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_evo_b0_value_by_value(training):
-    layer, x = randomise_(nk.EvoNormB0(6, dtype=torch.float64)).train(training), images()
+    layer, x = randomize_(nk.EvoNormB0(6, dtype=torch.float64)).train(training), images()
     y = copy.deepcopy(layer)(x)
     for n in range(4):
         for c in range(6):
@@ -44,7 +44,7 @@ def test_evo_b0_keeps_the_unbiased_variance():
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_evo_s0_group_by_group(groups, training):
-    layer, x = randomise_(nk.EvoNormS0(6, groups, dtype=torch.float64)).train(training), images()
+    layer, x = randomize_(nk.EvoNormS0(6, groups, dtype=torch.float64)).train(training), images()
     y, size = layer(x), 6 // groups
     for n in range(4):
         for c in range(6):
@@ -57,7 +57,7 @@ def test_evo_s0_group_by_group(groups, training):
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("kind", [0, 1, 2], ids=["instance", "layer", "batch"])
 def test_switchable_with_one_kind_alone_is_that_kind(kind, training):
-    layer = randomise_(nk.SwitchableNorm2d(6, dtype=torch.float64)).train(training)
+    layer = randomize_(nk.SwitchableNorm2d(6, dtype=torch.float64)).train(training)
     for weight in (layer.mean_weight, layer.var_weight):
         nn.init.zeros_(weight)
         weight.data[kind] = 1000.0  # all of the softmax
@@ -96,7 +96,7 @@ def test_means_and_variances_are_weighted_apart():
 @pytest.mark.parametrize("name", ["WhitenedBatchNorm2d", "SwitchableNorm2d", "MovingBatchNorm2d"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_residual(name, training):
-    plain = randomise_(getattr(nk, name)(6, dtype=torch.float64)).train(training)
+    plain = randomize_(getattr(nk, name)(6, dtype=torch.float64)).train(training)
     fused = getattr(nk, name)(6, dtype=torch.float64, activation="relu").train(training)
     fused.load_state_dict(plain.state_dict())
     x, r = images(), images()

@@ -9,13 +9,13 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
-from cases import randomise_
-from formulas import LONG, mixed, wide
+from support.cases import randomize_
+from support.formulas import LONG, mixed, wide
 
 
 def layer_after(batches, **options):
     """A layer in random state that has seen so many batches."""
-    layer = randomise_(nk.MovingBatchNorm2d(3, dtype=torch.float64, **options))
+    layer = randomize_(nk.MovingBatchNorm2d(3, dtype=torch.float64, **options))
     layer.num_batches_tracked.fill_(batches)
     return layer
 
@@ -173,7 +173,7 @@ def test_past_the_warmup_the_formula_itself_is_differentiated():
 
 
 def test_the_compilers_operators_keep_torchs_rules():
-    importlib.import_module("normkit.kernels.compiled")  # defines them
+    importlib.import_module("normkit.kernels.compile_ops")  # defines them
     x, ring = batch(), torch.randn(4, 3, dtype=torch.float64)
     per_channel = torch.rand(1, 3, 1, 1, dtype=torch.float64) + 1
     here = (torch.arange(4) == 2)[:, None]

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import normkit as nk
-from case import randomise_
 from normkit.kernels import core, select
+from support.case import randomize_
 
 pytestmark = pytest.mark.skipif(core.WHY_NOT is not None, reason=str(core.WHY_NOT))
 
@@ -23,7 +23,7 @@ LAYERS = {
 @pytest.fixture(params=LAYERS)
 def layer(request):
     layer = LAYERS[request.param]()
-    randomise_(layer)
+    randomize_(layer)
     return layer
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
-from case import randomise_
+from support.case import randomize_
 
 
 def randn(*shape):
@@ -18,7 +18,7 @@ def randn(*shape):
 
 def twins(build, *args, **options):
     """A relative in random state, and a BatchNorm2d in the same."""
-    relative = randomise_(build(4, *args, **options)).double()
+    relative = randomize_(build(4, *args, **options)).double()
     bn = nn.BatchNorm2d(4).double()
     bn.load_state_dict(relative.state_dict())
     return relative, bn
@@ -123,7 +123,7 @@ class TestGhost:
         assert len(calls) == 3
 
     def test_a_last_value_alone_joins_the_chunk_before(self):
-        layer = randomise_(nk.GhostBatchNorm1d(4, chunk_size=3)).double()
+        layer = randomize_(nk.GhostBatchNorm1d(4, chunk_size=3)).double()
         bn = nn.BatchNorm1d(4).double()
         bn.load_state_dict(layer.state_dict())
         x = randn(7, 4)
@@ -173,7 +173,7 @@ class TestFrozen:
 
 class TestDomain:
     def test_statistics_never_mix(self):
-        layer = randomise_(nk.DomainBatchNorm2d(4, 2)).double()
+        layer = randomize_(nk.DomainBatchNorm2d(4, 2)).double()
         alone = [nn.BatchNorm2d(4).double() for _ in range(2)]
         for k, bn in enumerate(alone):
             bn.load_state_dict({n: t[k] if n.startswith(("run", "num")) else t for n, t in layer.state_dict().items()})
@@ -225,7 +225,7 @@ class TestAccumulated:
                 layer(part)
                 assert all(torch.equal(t, before[name]) for name, t in layer.state_dict().items())
             last = layer(micro[2])
-            # The last of a cycle is normalised with the statistics of the whole large batch.
+            # The last of a cycle is normalized with the statistics of the whole large batch.
             close(last, bn(large)[3:])
             same_state(layer, bn)
 

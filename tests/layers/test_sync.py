@@ -9,7 +9,7 @@ from torch import distributed, nn
 from torch.multiprocessing import spawn
 
 import normkit as nk
-from case import randomise_
+from support.case import randomize_
 
 CHANNELS = 5
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -78,7 +78,7 @@ def compare_with_whole_batch(rank, world):
 
 def check_one(rank, sizes, shape, dtype, tolerance, counted, what):
     torch.manual_seed(11)
-    layer = randomise_(nk.SyncBatchNorm(CHANNELS, activation="silu", momentum=0.3)).to(dtype)
+    layer = randomize_(nk.SyncBatchNorm(CHANNELS, activation="silu", momentum=0.3)).to(dtype)
     whole = nk.SyncBatchNorm(CHANNELS, activation="silu", momentum=0.3).to(dtype)
     whole.load_state_dict(layer.state_dict())
     whole._ranks_sharing = lambda: 1  # one process with the whole batch
@@ -124,7 +124,7 @@ def merge_by_the_one_merge(rank, world):
 def evaluate_without_speaking(rank, world):
     with pytest.MonkeyPatch.context() as monkeypatch:
         counted = Counted(monkeypatch)
-        layer = randomise_(nk.SyncBatchNorm(CHANNELS)).eval()
+        layer = randomize_(nk.SyncBatchNorm(CHANNELS)).eval()
         layer(torch.randn(2 + rank, CHANNELS))
         assert counted.sizes == []
 
@@ -183,7 +183,7 @@ def test_a_rank_that_never_comes_is_an_error_that_names_the_layer(tmp_path):
 
 
 def test_without_a_process_group_it_is_batch_norm():
-    ours, theirs = randomise_(nk.SyncBatchNorm(3)), nn.BatchNorm1d(3)
+    ours, theirs = randomize_(nk.SyncBatchNorm(3)), nn.BatchNorm1d(3)
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(4, 3, 5)
     torch.testing.assert_close(ours(x), theirs(x))

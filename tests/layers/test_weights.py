@@ -1,4 +1,4 @@
-"""What the normalisations of weights promise: identities, the nets they start, and their refusals."""
+"""What the normalizations of weights promise: identities, the nets they start, and their refusals."""
 
 import copy
 import math
@@ -168,7 +168,7 @@ def test_a_torch_error_leaves_the_module_too():
 # ScaledStdConv2d
 
 
-def test_standardised_kernels_have_mean_zero_and_the_gains_length():
+def test_standardized_kernels_have_mean_zero_and_the_gains_length():
     layer = nk.ScaledStdConv2d(8, 5, 3, activation_gain="silu", dtype=torch.float64)
     with torch.no_grad():
         layer.weight.add_(3)
@@ -189,7 +189,7 @@ def test_the_weights_scale_and_offset_do_not_matter():
 def test_variance_survives_fifty_layers():
     """Every layer is off by chance, and 50 of them walk: over 24 seeds from 0.82 to 1.28, so a factor of 2 is far out.
 
-    A convolution of torch's initialisation loses a factor near 6 per layer (weights of variance 1 / (3 fan-in), and
+    A convolution of torch's initialization loses a factor near 6 per layer (weights of variance 1 / (3 fan-in), and
     half of the squares to ReLU).
     """
     channels, depth = 128, 50

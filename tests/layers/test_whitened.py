@@ -10,9 +10,9 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import normkit as nk
-from cases import randomise_
-from formulas import mixed
 from normkit.kernels import whitening
+from support.cases import randomize_
+from support.formulas import mixed
 
 
 def correlated(n, c, *positions):
@@ -88,7 +88,7 @@ def test_groups_of_one_channel_are_batch_norm(options, training):
     x = torch.randn(6, 3, 4, 5, dtype=torch.float64, requires_grad=True)
     ours = nk.WhitenedBatchNorm2d(3, momentum=1.0, group_size=1, dtype=torch.float64, **options)
     theirs = torch.nn.BatchNorm2d(3, momentum=1.0, dtype=torch.float64)
-    randomise_(ours)
+    randomize_(ours)
     theirs.weight.data, theirs.bias.data = ours.weight.data.clone(), ours.bias.data.clone()
     ours(x), theirs(x)
     n = x.numel() / 3
@@ -190,7 +190,7 @@ def test_what_is_not_finite_says_so(method, bad):
 
 def test_compiled_whole():
     """The compiler's way to the square root is one of its own."""
-    layer = randomise_(nk.WhitenedBatchNorm2d(4, method="zca", group_size=2))
+    layer = randomize_(nk.WhitenedBatchNorm2d(4, method="zca", group_size=2))
     twin, x = copy.deepcopy(layer), correlated(6, 4, 5, 5).float()
     a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
     y, z = torch.compile(layer, fullgraph=True, backend="inductor")(a), twin(b)

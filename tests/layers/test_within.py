@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import normkit as nk
-from cases import randomise_
+from support.cases import randomize_
 
 DOUBLE = torch.float64
 
@@ -45,7 +45,7 @@ def ragged():
 @pytest.mark.parametrize("name", RESIDUAL)
 def test_activation_and_residual_equal_torchs_modules(name, activation):
     build, torchs, shape = RESIDUAL[name]
-    ours = randomise_(build(activation=activation).to(DOUBLE))
+    ours = randomize_(build(activation=activation).to(DOUBLE))
     theirs = torchs().to(DOUBLE)
     theirs.load_state_dict(ours.state_dict())
     x, r = (torch.randn(shape, dtype=DOUBLE, requires_grad=True) for _ in range(2))
@@ -60,7 +60,7 @@ def test_activation_and_residual_equal_torchs_modules(name, activation):
 
 
 def test_scale_norm_takes_a_residual():
-    layer = randomise_(nk.ScaleNorm(6, activation="tanh", dtype=DOUBLE))
+    layer = randomize_(nk.ScaleNorm(6, activation="tanh", dtype=DOUBLE))
     x, r = torch.randn(3, 6, dtype=DOUBLE), torch.randn(3, 6, dtype=DOUBLE)
     expected = (layer.weight * F.normalize(x, dim=-1) + r).tanh()
     torch.testing.assert_close(layer(x, residual=r), expected, rtol=1e-4, atol=1e-4)  # but for eps
@@ -78,8 +78,8 @@ def test_a_new_scale_norm_is_an_rms_norm():
 
 @pytest.mark.parametrize("padding", [0.0, 1e6, torch.nan, torch.inf], ids=str)
 @pytest.mark.parametrize("name", MASKED)
-def test_each_example_is_normalised_as_if_alone_and_unpadded(name, padding):
-    layer = randomise_(MASKED[name]())
+def test_each_example_is_normalized_as_if_alone_and_unpadded(name, padding):
+    layer = randomize_(MASKED[name]())
     x, mask, lengths = ragged()
     padded = x.masked_fill(~mask[:, None], padding)
     y = layer(padded, mask=mask)
@@ -92,7 +92,7 @@ def test_each_example_is_normalised_as_if_alone_and_unpadded(name, padding):
 @pytest.mark.parametrize("padding", [torch.nan, torch.inf], ids=str)
 @pytest.mark.parametrize("name", MASKED)
 def test_padding_reaches_no_gradient(name, padding, compiled):
-    layer = randomise_(MASKED[name]())
+    layer = randomize_(MASKED[name]())
     x, mask, lengths = ragged()
     leaf = x.masked_fill(~mask[:, None], padding).requires_grad_()
     run = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer
@@ -110,7 +110,7 @@ def test_padding_reaches_no_gradient(name, padding, compiled):
 
 @pytest.mark.parametrize("name", MASKED)
 def test_a_mask_of_all_is_no_mask(name):
-    layer, x = randomise_(MASKED[name]()), torch.randn(4, 6, 9, dtype=DOUBLE)
+    layer, x = randomize_(MASKED[name]()), torch.randn(4, 6, 9, dtype=DOUBLE)
     twin = copy.deepcopy(layer)
     for mask in (torch.ones(4, 9, dtype=torch.bool), torch.ones(4, 1, 9, dtype=torch.long)):
         torch.testing.assert_close(layer(x, mask=mask), twin(x), rtol=1e-14, atol=1e-14)
@@ -122,7 +122,7 @@ def test_a_mask_of_all_is_no_mask(name):
 @pytest.mark.parametrize("padding", [3e4, torch.nan, torch.inf], ids=str)
 @pytest.mark.parametrize("name", MASKED)
 def test_an_example_without_a_valid_position_is_finite_and_changes_no_other(name, padding, dtype):
-    layer = randomise_(MASKED[name]()).to(dtype)
+    layer = randomize_(MASKED[name]()).to(dtype)
     twin = copy.deepcopy(layer)
     x, mask, _ = ragged()
     x = x.to(dtype)
@@ -142,14 +142,14 @@ def test_an_example_without_a_valid_position_is_finite_and_changes_no_other(name
 
 
 def test_an_example_without_a_valid_position_becomes_bias_and_residual():
-    layer = randomise_(nk.GroupNorm(2, 6, activation="relu"))
+    layer = randomize_(nk.GroupNorm(2, 6, activation="relu"))
     x, r = torch.randn(2, 6, 5), torch.randn(2, 6, 5)
     y = layer(x, residual=r, mask=torch.tensor([[False] * 5, [True] * 5]))
     torch.testing.assert_close(y[0], (layer.bias[:, None] + r[0]).relu())
 
 
 def test_a_batch_without_a_valid_position_leaves_running_statistics_alone():
-    layer = randomise_(nk.InstanceNorm1d(6, track_running_stats=True))
+    layer = randomize_(nk.InstanceNorm1d(6, track_running_stats=True))
     before = copy.deepcopy(layer.state_dict())
     for x, mask in (
         (torch.randn(3, 6, 5), torch.zeros(3, 5, dtype=torch.bool)),
@@ -243,7 +243,7 @@ def test_rms_norms_own_eps_is_torchs(dtype):
 def test_running_statistics_over_steps_are_torchs(momentum):
     ours = nk.InstanceNorm2d(3, momentum=momentum, track_running_stats=True, dtype=DOUBLE)
     theirs = nn.InstanceNorm2d(3, momentum=momentum, track_running_stats=True, dtype=DOUBLE)
-    theirs.load_state_dict(randomise_(ours).state_dict())
+    theirs.load_state_dict(randomize_(ours).state_dict())
     for step in range(6):
         x = torch.randn(step + 1, 3, 4, 5, dtype=DOUBLE) * (step + 1) + step
         torch.testing.assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
@@ -266,7 +266,7 @@ def test_the_function_moves_running_statistics_as_torchs():
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_a_single_example_as_in_torch(rank, training):
     name, shape = f"InstanceNorm{rank}d", (4, *(3, 5, 6)[:rank])
-    ours = randomise_(getattr(nk, name)(4, affine=True, track_running_stats=True, dtype=DOUBLE)).train(training)
+    ours = randomize_(getattr(nk, name)(4, affine=True, track_running_stats=True, dtype=DOUBLE)).train(training)
     theirs = getattr(nn, name)(4, affine=True, track_running_stats=True, dtype=DOUBLE).train(training)
     theirs.load_state_dict(ours.state_dict())
     x, r = torch.randn(shape, dtype=DOUBLE), torch.randn(shape, dtype=DOUBLE)

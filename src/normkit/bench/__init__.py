@@ -7,7 +7,7 @@ from normkit.bench.case import QUICK as QUICK
 from normkit.bench.case import Effort as Effort
 from normkit.bench.case import Result as Result
 from normkit.bench.cases import choose as choose
-from normkit.bench.neighbours import is_crowded as is_crowded
+from normkit.bench.machine_load import is_crowded as is_crowded
 from normkit.bench.runner import Allocator as Allocator
 from normkit.bench.runner import BenchmarkError as BenchmarkError
 from normkit.bench.runner import Plan as Plan

@@ -12,7 +12,7 @@ import torch
 
 from normkit.bench.case import Effort, Result
 from normkit.bench.cases import CASES, case_id
-from normkit.bench.neighbours import Neighbours
+from normkit.bench.machine_load import Neighbours
 
 
 def measure(cases: Collection[str], effort: Effort) -> Iterator[Result]:

@@ -14,11 +14,11 @@ from normkit.cli.options import Format
 from normkit.errors import ArgumentError
 from normkit.lab.experiment import SCALES
 from normkit.lab.experiments import NAMES, SETS, experiment_named, names_in, nearest
-from normkit.lab.extra import required
 from normkit.lab.findings import Findings
 from normkit.lab.progress import Progress
 from normkit.lab.record import Run, read_run
 from normkit.lab.runner import Plan, disk_trouble, read_plan, run
+from normkit.optional import required
 
 lab_app = typer.Typer(help="Experiments: claims of papers, put to the test.", no_args_is_help=True)
 

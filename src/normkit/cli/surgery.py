@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 import typer
 from torch import nn
 
-from normkit.cli.operating import Task, operate, say, shown_progress
+from normkit.cli.model_command import Task, operate, say, shown_progress
 from normkit.cli.options import Format
 from normkit.cli.target import find_batches, find_example, find_function
 from normkit.errors import ArgumentError
+from normkit.named_layers import named_layers
 from normkit.surgery.result import Surgery
-from normkit.walk import named_layers
 
 Target = Annotated[
     str, typer.Argument(help="The model: module:attribute or path.py:attribute, or what makes it.", show_default=False)
@@ -69,7 +69,7 @@ def convert(
     options = _options(option or []) | ({} if groups is None else {"groups": groups})
 
     def verb(model: nn.Module) -> Surgery:
-        from normkit.surgery.convert import convert
+        from normkit.surgery.replace.convert import convert
 
         kind: Any = find_function(to) if ":" in to else to
         batches = None if calibrate is None else find_batches(calibrate)
@@ -93,7 +93,7 @@ def freeze(
     """Stop the statistics of BatchNorms, for whatever training comes."""
 
     def verb(model: nn.Module) -> Surgery:
-        from normkit.surgery.freeze import freeze
+        from normkit.surgery.replace.freeze import freeze
 
         return freeze(model, affine=affine, example=_example(example), forward=_function(forward), inplace=True)
 
@@ -118,7 +118,7 @@ def recalibrate(
     """Replace the statistics that norms have stored by those of the batches."""
 
     def verb(model: nn.Module) -> Surgery:
-        from normkit.surgery.recalibrate import recalibrate
+        from normkit.surgery.statistics.recalibrate import recalibrate
 
         found = find_batches(batches)
         with shown_progress(None if exact else found) as progress:

@@ -9,8 +9,8 @@ from normkit import checks
 from normkit.activations import ActivationName
 from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
-from normkit.functional import parts
-from normkit.functional.parts import Terms
+from normkit.functional import batch_core
+from normkit.functional.batch_core import Terms
 from normkit.moments import Moments
 
 
@@ -29,31 +29,31 @@ def batch_norm(
     mask: Tensor | None = None,
     nonfinite: NonFinite = "propagate",
 ) -> Tensor:
-    """Normalise each channel over the batch and its positions (Ioffe & Szegedy 2015).
+    """Normalize each channel over the batch and its positions (Ioffe & Szegedy 2015).
 
         activation((x - mean) / sqrt(var + eps) * weight + bias + residual)
 
     In training, mean and biased variance are the batch's, over the positions where `mask` is true, and the running
     statistics, where given, move towards its mean and unbiased variance in place. In evaluation they are the stored
-    ones. Statistics of shape (C, H, W) normalise each position on its own.
+    ones. Statistics of shape (C, H, W) normalize each position on its own.
     """
     checks.options(eps, momentum, activation, nonfinite)
     if (running_mean is None) != (running_var is None):
         raise ArgumentError("batch_norm needs both running_mean and running_var, or neither; got one of them.")
     stored = None if running_mean is None or running_var is None else Moments(running_mean, running_var, 0)
-    features = parts.features_of(input, running_mean, weight, bias)
+    features = batch_core.features_of(input, running_mean, weight, bias)
     terms = Terms(features, weight, bias, eps, activation, residual, mask, nonfinite)
     if not training:
         if stored is None:
             raise ArgumentError(
                 "batch_norm needs running_mean and running_var in evaluation; got None. "
-                "To normalise with the batch's own statistics, pass training=True."
+                "To normalize with the batch's own statistics, pass training=True."
             )
-        return parts.normalize_stored(input, stored, terms)
+        return batch_core.normalize_stored(input, stored, terms)
     checks.one_per_channel(running_var, "running_var", "batch_norm", terms.features)
     if stored is None:
-        return parts.normalize_batch(input, terms)[0]
-    return parts.normalize_and_store_(input, terms, stored, momentum)
+        return batch_core.normalize_batch(input, terms)[0]
+    return batch_core.normalize_and_store_(input, terms, stored, momentum)
 
 
 def batch_norm_update(
@@ -69,7 +69,7 @@ def batch_norm_update(
     mask: Tensor | None = None,
     nonfinite: NonFinite = "propagate",
 ) -> tuple[Tensor, Moments]:
-    """Normalise with the batch's statistics, and return the output and the new stored statistics.
+    """Normalize with the batch's statistics, and return the output and the new stored statistics.
 
     The pure form of `batch_norm` in training, for `torch.func`: nothing is written in place. `moments` are a layer's
     buffers, Moments(running_mean, running_var, num_batches_tracked); momentum None averages over all batches so far.
@@ -78,11 +78,11 @@ def batch_norm_update(
     features = moments.mean.shape
     checks.one_per_channel(moments.var, "moments.var", "batch_norm_update", features)
     terms = Terms(features, weight, bias, eps, activation, residual, mask, nonfinite, who="batch_norm_update")
-    y, batch = parts.normalize_batch(input, terms)
+    y, batch = batch_core.normalize_batch(input, terms)
     stored = moments._replace(count=torch.as_tensor(moments.count, device=moments.mean.device))
-    return y, parts.next_stored(stored, batch, parts.average_factor(stored, momentum), nonfinite)
+    return y, batch_core.next_stored(stored, batch, batch_core.average_factor(stored, momentum), nonfinite)
 
 
 def batch_moments(input: Tensor, mask: Tensor | None = None) -> Moments:
     """Mean, biased variance and count of each channel of one batch, over the positions where `mask` is true."""
-    return parts.moments_of(input, parts.features_of(input), mask)
+    return batch_core.moments_of(input, batch_core.features_of(input), mask)

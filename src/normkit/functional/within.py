@@ -11,7 +11,7 @@ from torch import Tensor
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.errors import ArgumentError
-from normkit.functional.parts import Terms, normalize_stored, write_
+from normkit.functional.batch_core import Terms, normalize_stored, write_
 from normkit.kernels import select
 from normkit.kernels.reference import Recipe, working_dtype
 from normkit.moments import Moments, ema
@@ -27,7 +27,7 @@ def layer_norm(
     activation: ActivationName | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Normalise over the last dimensions, those of `normalized_shape` (Ba, Kiros & Hinton 2016).
+    """Normalize over the last dimensions, those of `normalized_shape` (Ba, Kiros & Hinton 2016).
 
     activation((x - mean) / sqrt(var + eps) * weight + bias + residual)
     """
@@ -71,11 +71,11 @@ def group_norm(
     residual: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Normalise each group of channels of each example, over its positions (Wu & He 2018).
+    """Normalize each group of channels of each example, over its positions (Wu & He 2018).
 
         activation((x - mean) / sqrt(var + eps) * weight + bias + residual)
 
-    With a `mask` (N, ...), statistics are those of the positions where it is true. All positions are normalised; where
+    With a `mask` (N, ...), statistics are those of the positions where it is true. All positions are normalized; where
     padding is not finite, it counts as zero. An example without any such position becomes activation(bias + residual).
     """
     checks.options(eps, None, activation)
@@ -98,12 +98,12 @@ def instance_norm(
     residual: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Normalise each channel of each example over its positions (Ulyanov, Vedaldi & Lempitsky 2016).
+    """Normalize each channel of each example over its positions (Ulyanov, Vedaldi & Lempitsky 2016).
 
         activation((x - mean) / sqrt(var + eps) * weight + bias + residual)
 
     The running statistics, where given, move in place towards the average over examples of mean and unbiased
-    variance; with `use_input_stats=False` they are what x is normalised with. The mask is as in `group_norm`.
+    variance; with `use_input_stats=False` they are what x is normalized with. The mask is as in `group_norm`.
     """
     checks.options(eps, momentum, activation)
     checks.batch_input(input, "instance_norm", input.shape[1:2], (max(3, input.dim()),))
@@ -136,7 +136,7 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
     return (wide / (k + alpha / size * near) ** beta).to(input.dtype)
 
 
-# What the layers are made of: two ways to normalise, one to store.
+# What the layers are made of: two ways to normalize, one to store.
 
 
 def normalize_last(
@@ -148,7 +148,7 @@ def normalize_last(
     residual: Tensor | None,
     who: str = "layer_norm",
 ) -> Tensor:
-    """Normalise over the last dimensions, of the sizes `shape`; weight and bias broadcast against them."""
+    """Normalize over the last dimensions, of the sizes `shape`; weight and bias broadcast against them."""
     checks.last_dimensions(x, who, shape)
     checks.same_shape(residual, x, who)
     return select.normalize(x, recipe, weight=weight, bias=bias, residual=residual)[0]
@@ -165,7 +165,7 @@ def normalize_groups(
     mask: Tensor | None,
     who: str = "group_norm",
 ) -> tuple[Tensor, Moments]:
-    """Return x normalised by groups of channels, and the moments, of shape (N, G) and detached. Writes nothing."""
+    """Return x normalized by groups of channels, and the moments, of shape (N, G) and detached. Writes nothing."""
     channels = x.shape[1]
     checks.one_per_channel(weight, "weight", who, (channels,))
     checks.one_per_channel(bias, "bias", who, (channels,))
@@ -193,7 +193,7 @@ def normalize_instances(
     mask: Tensor | None,
     who: str = "instance_norm",
 ) -> tuple[Tensor, Moments]:
-    """Return x normalised by channels of each example, groups of one, and the moments, of shape (N, C)."""
+    """Return x normalized by channels of each example, groups of one, and the moments, of shape (N, C)."""
     remedy = "Use GroupNorm, or larger maps."
     checks.more_than_one(prod(x.shape[2:]), x, who, "example and channel", remedy)
     return normalize_groups(x, x.shape[1], weight, bias, eps, activation, residual, mask, who)

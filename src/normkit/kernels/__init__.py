@@ -1,3 +1,3 @@
 """The arithmetic: `reference` defines what is correct, `select` is the only place that chooses."""
 
-from normkit.kernels import whole as whole  # its operators must be known before a graph that holds them is loaded
+from normkit.kernels import ops as ops  # its operators must be known before a graph that holds them is loaded

@@ -1,4 +1,4 @@
-"""Normalisation by moving averages (Yan et al. 2020): the backward's statistic is averaged over batches too.
+"""Normalization by moving averages (Yan et al. 2020): the backward's statistic is averaged over batches too.
 
 What a backward finds goes into a ring of the last batches' values, so its arithmetic has a memory, which neither
 autograd nor the compiler would give it.
@@ -11,17 +11,17 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from normkit.kernels.context import is_exporting
+from normkit.tracing import is_exporting
 
 OVER = (0, 2, 3)
 
 
 class Statistics(NamedTuple):
-    """What one batch is normalised with; tensors throughout, so that no step waits for a number to be read."""
+    """What one batch is normalized with; tensors throughout, so that no step waits for a number to be read."""
 
     var: Tensor  # (1, C, 1, 1)
     ratio: Tensor  # (1, C, 1, 1), by which the output is corrected towards that of evaluation
-    exact: Tensor  # (), true while the batch is normalised by itself
+    exact: Tensor  # (), true while the batch is normalized by itself
     here: Tensor  # (B, 1), true at the batch's place in the rings
 
 
@@ -30,9 +30,9 @@ def normalize(x: Tensor, used: Statistics, ring: Tensor, eps: float) -> Tensor:
     if is_exporting():
         return scaled(x, used.var, used.ratio, eps)
     if torch.compiler.is_compiling():
-        from normkit.kernels import compiled  # defines operators, which takes time that only this case should pay
+        from normkit.kernels import compile_ops  # defines operators, which takes time that only this case should pay
 
-        return cast(Tensor, compiled.moving_normalize(x, *used, ring, eps)[0])
+        return cast(Tensor, compile_ops.moving_normalize(x, *used, ring, eps)[0])
     return cast(Tensor, Moving.apply(x, *used, ring, eps))
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from normkit.kernels import core
-from normkit.kernels.context import is_exporting, is_watched
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
+from normkit.tracing import is_exporting, is_watched
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2}
@@ -50,7 +50,7 @@ def layout_of(x: Tensor, recipe: Recipe, parameter: Sequence[int]) -> Layout | N
     if over != tuple(range(first, rank)):
         return None
     size = prod(shape[first:])
-    if len(parameter) < rank:  # the shape of what is normalised, or nothing at all
+    if len(parameter) < rank:  # the shape of what is normalized, or nothing at all
         if parameter and tuple(parameter) != tuple(shape[first:]):
             return None
         split = (1, size, 1) if parameter else (1, 1, size)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from normkit.activations import ACTIVATIONS
 from normkit.affine import scale_shift
-from normkit.kernels.context import is_exporting
 from normkit.moments import Moments
+from normkit.tracing import is_exporting
 
 
 class Recipe(NamedTuple):
-    """What a normalisation is, beside its tensors."""
+    """What a normalization is, beside its tensors."""
 
     over: tuple[int, ...]
     eps: float
@@ -105,7 +105,7 @@ def normalize_stored(
 
 
 def transform(x: Tensor, scale: Tensor, shift: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:
-    """Return activation(x * scale + shift + residual): normalisation with statistics that are already known."""
+    """Return activation(x * scale + shift + residual): normalization with statistics that are already known."""
     return finish(x.to(working_dtype(x)) * scale, shift, residual, activation).to(x.dtype)
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from normkit.errors import ArgumentError, BackendError
-from normkit.kernels import core, differentiated, native, plans, reference
-from normkit.kernels.context import is_exporting, is_ordinary, is_recomputing, is_transformed_or_dual
+from normkit.kernels import autograd, core, native, plans, reference
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
+from normkit.tracing import is_exporting, is_ordinary, is_recomputing, is_transformed_or_dual
 
 Backend = Literal["auto", "native", "reference"]
 
@@ -62,13 +62,13 @@ def normalize(
     mask: Tensor | None = None,
     inplace: bool = False,
 ) -> tuple[Tensor, Moments]:
-    """Normalise x with its own moments over the dimensions `recipe.over`; they come back detached and without those.
+    """Normalize x with its own moments over the dimensions `recipe.over`; they come back detached and without those.
 
     Asked to work in place, the loops do so where the backward can work the input out from the output.
     """
     plan = plan_for(x, recipe, weight, bias, residual, mask)
     if plan is not None:
-        y, both = differentiated.normalize(x, weight, bias, residual, plan, inplace)
+        y, both = autograd.normalize(x, weight, bias, residual, plan, inplace)
         return y, plan.moments(both)
     if stays_whole(x, recipe, weight, bias, residual, mask):
         y, (mean, var) = torch.ops.normkit.normalize(x, weight, bias, residual, *recipe)
@@ -93,11 +93,11 @@ def normalize_stored(
     bias: Tensor | None,
     residual: Tensor | None,
 ) -> Tensor:
-    """Normalise x with statistics that are already known."""
+    """Normalize x with statistics that are already known."""
     if not (torch.is_grad_enabled() and (stored.mean.requires_grad or stored.var.requires_grad)):
         plan = plan_for(x, recipe, weight, bias, residual)
         if plan is not None:
-            return differentiated.normalize_stored(x, stored, weight, bias, residual, plan)
+            return autograd.normalize_stored(x, stored, weight, bias, residual, plan)
         if stays_whole(x, recipe, weight, bias, residual):
             tensors = (x, weight, bias, residual, stored.mean, stored.var)
             return cast(Tensor, torch.ops.normkit.normalize_stored(*tensors, *recipe)[0])
@@ -120,7 +120,7 @@ def normalize_and_update_(
     update = None if plan is None else native.update_of(stored, momentum)  # who reads pointers asks first who watches
     if plan is None or update is None:
         return None
-    y, _ = differentiated.normalize(x, weight, bias, residual, plan, inplace, update)
+    y, _ = autograd.normalize(x, weight, bias, residual, plan, inplace, update)
     native.count_update(stored)
     return y
 
@@ -134,7 +134,7 @@ def layer_call(
 ) -> Tensor | None:
     """A layer's call with statistics of x, planned by one of `plans`."""
     plan = _plan_of_layer(plan_of, x, weight, bias, *terms)
-    return None if plan is None else differentiated.call(x, weight, bias, plan)
+    return None if plan is None else autograd.call(x, weight, bias, plan)
 
 
 def batch_norm_step_(
@@ -156,7 +156,7 @@ def batch_norm_step_(
     if plan is None:
         return None
     update = (mean.data_ptr(), var.data_ptr(), count.data_ptr(), False, momentum)
-    y = differentiated.call(x, weight, bias, plan, update)
+    y = autograd.call(x, weight, bias, plan, update)
     torch._C._increment_version((mean, var, count))
     return y
 

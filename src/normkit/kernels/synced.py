@@ -1,4 +1,4 @@
-"""Normalisation of a batch that is spread over processes: an exchange at each of its two seams."""
+"""Normalization of a batch that is spread over processes: an exchange at each of its two seams."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from normkit.lab.extra import required
 from normkit.lab.record import RecordWriter
+from normkit.optional import required
 
 
 class LoggedRecordWriter(RecordWriter):

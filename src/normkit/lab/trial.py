@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from normkit.environment import describe_environment
+from normkit.lab.checkpoint import load_state, save_state
 from normkit.lab.commit import commit_of_code
 from normkit.lab.experiment import Experiment, Training, Trial
 from normkit.lab.record import RECORDS, Line, RecordError, RecordWriter, read_trial
-from normkit.lab.state import load_state, save_state
 from normkit.lab.tensorboard import LoggedRecordWriter
 
 CHECKPOINTS = "checkpoints"

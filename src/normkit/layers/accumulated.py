@@ -8,25 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import ArgumentError
-from normkit.functional import parts
-from normkit.functional.parts import Terms
-from normkit.kernels.context import is_recomputing
+from normkit.functional import batch_core
+from normkit.functional.batch_core import Terms
 from normkit.kernels.reference import working_dtype
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments
+from normkit.tracing import is_recomputing
 
 
 class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
     """Batch normalization of (N, C, H, W), where `micro_batches` forwards in a row make one batch.
 
-    Each micro-batch is normalised with the merged moments of itself and the micro_batches - 1 before it; gradients flow
+    Each micro-batch is normalized with the merged moments of itself and the micro_batches - 1 before it; gradients flow
     through its own. The running statistics move once every `micro_batches` forwards, exactly as the large batch would
     have moved them.
 
     The window is not part of the state_dict: a reloaded model begins a new one.
 
     Args, beyond BatchNorm's:
-        micro_batches: forwards between two steps of the optimiser.
+        micro_batches: forwards between two steps of the optimizer.
     """
 
     _ranks = (4,)
@@ -51,7 +51,7 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
         # A forward repeated by activation checkpointing stands where it stood before: its own slot is left out.
         slot = (self.micro_step - int(is_recomputing())) % self.micro_batches
-        y, own, merged = parts.normalize_among(input, self._others(slot), terms)
+        y, own, merged = batch_core.normalize_among(input, self._others(slot), terms)
         if not is_recomputing():
             self._remember_(slot, own)
         return y, Moments(merged.mean.detach(), merged.var.detach(), merged.count)
@@ -78,13 +78,13 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
         self.micro_step.add_(1)
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
-        factor = parts.average_factor(stored, self.momentum)
-        new = parts.next_stored(stored, batch, factor, self.nonfinite)
+        factor = batch_core.average_factor(stored, self.momentum)
+        new = batch_core.next_stored(stored, batch, factor, self.nonfinite)
         complete = self.micro_step % self.micro_batches == 0
         kept = (
             torch.where(complete, torch.as_tensor(n), torch.as_tensor(old)) for n, old in zip(new, stored, strict=True)
         )
-        parts.write_(stored, Moments(*kept))
+        batch_core.write_(stored, Moments(*kept))
 
     def reset_running_stats(self) -> None:
         """Forget the running statistics, and the window with them."""

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.checks import NonFinite
-from normkit.functional import parts
-from normkit.functional.parts import Terms
+from normkit.functional import batch_core
+from normkit.functional.batch_core import Terms
 from normkit.kernels import select
-from normkit.kernels.context import is_recomputing
-from normkit.layers._affine import Affine, check_affine, keep_parts_, reset_parts_
-from normkit.layers._norm import ELSEWHERE, NormLayer, name
+from normkit.layers.affine_parts import Affine, check_affine, keep_parts_, reset_parts_
+from normkit.layers.norm_layer import ELSEWHERE, NormLayer, name
 from normkit.moments import Moments
+from normkit.tracing import is_recomputing
 
 
 class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
@@ -76,7 +76,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         reset_parts_(self)
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Normalise, with the batch's statistics in training and the stored ones in evaluation."""
+        """Normalize, with the batch's statistics in training and the stored ones in evaluation."""
         return self._run(input, residual=residual, mask=mask)
 
     def _run_ordinary(self, input: Tensor) -> Tensor | None:
@@ -110,19 +110,19 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
             self._ranks_of(input),
         )
         if not self.training and stored is not None:
-            return parts.normalize_stored(input, stored, terms)
+            return batch_core.normalize_stored(input, stored, terms)
         y, batch = self._normalize_batch(input, terms, stored)
         if stored is not None and self.training and self.track_running_stats and not is_recomputing():
             self._update_(stored, batch)
         return y
 
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
-        """Normalise with the batch's statistics, and return those too. Relatives differ here, ..."""
-        return parts.normalize_batch(input, terms)
+        """Normalize with the batch's statistics, and return those too. Relatives differ here, ..."""
+        return batch_core.normalize_batch(input, terms)
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
         """... or here, in what a batch leaves behind."""
-        parts.update_(stored, batch, parts.average_factor(stored, self.momentum), self.nonfinite)
+        batch_core.update_(stored, batch, batch_core.average_factor(stored, self.momentum), self.nonfinite)
 
     def extra_repr(self) -> str:
         """Torch's line, and what is set beyond it."""

@@ -37,7 +37,7 @@ class DomainBatchNorm(BatchNorm):
     def forward(
         self, input: Tensor, *, domain: int | None = None, residual: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        """Normalise as BatchNorm, with the statistics of one domain."""
+        """Normalize as BatchNorm, with the statistics of one domain."""
         return self._run(input, residual=residual, mask=mask, domain=domain)
 
     def _compute(  # type: ignore[override]

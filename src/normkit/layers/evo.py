@@ -1,4 +1,4 @@
-"""EvoNorm (Liu et al. 2020): normalisation and activation as one function, found by search."""
+"""EvoNorm (Liu et al. 2020): normalization and activation as one function, found by search."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from normkit import checks
 from normkit.kernels import reference
-from normkit.layers._affine import Affine
-from normkit.layers._channels import ChannelNorm
+from normkit.layers.affine_parts import Affine
+from normkit.layers.channel_norm import ChannelNorm
 
 
 class EvoNorm(ChannelNorm):
@@ -26,7 +26,7 @@ class EvoNorm(ChannelNorm):
         nn.init.ones_(self.v)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise and activate."""
+        """Normalize and activate."""
         return self._run(input)
 
 

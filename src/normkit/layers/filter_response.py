@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.kernels import reference, select
 from normkit.kernels.reference import Recipe
-from normkit.layers._norm import NormLayer
+from normkit.layers.norm_layer import NormLayer
 
 
 class FilterResponseNorm2d(NormLayer):
@@ -60,7 +60,7 @@ class FilterResponseNorm2d(NormLayer):
             nn.init.constant_(p, first[name])
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise each channel of each example, and cut it off below."""
+        """Normalize each channel of each example, and cut it off below."""
         return self._run(input)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]

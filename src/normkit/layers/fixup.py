@@ -1,4 +1,4 @@
-"""Residual nets without normalisation: Fixup (Zhang et al. 2019) and SkipInit (De & Smith 2020)."""
+"""Residual nets without normalization: Fixup (Zhang et al. 2019) and SkipInit (De & Smith 2020)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from normkit import checks
 from normkit.errors import ArgumentError
 from normkit.kernels.reference import working_dtype
-from normkit.layers._norm import NormLayer, _as_leaf
+from normkit.layers.norm_layer import NormLayer, _as_leaf
 from normkit.layers.scaled_std_conv import ScaledStdConv2d
 
 _Weighted = nn.Linear | _ConvNd
@@ -63,7 +63,7 @@ class SkipInit(nn.Module):
 
 @torch.no_grad()
 def fixup_init_(branches: Iterable[nn.Module], *, classifier: nn.Module | None = None) -> None:
-    """Initialise a residual net so that it trains without normalisation.
+    """Initialize a residual net so that it trains without normalization.
 
     In each of the L branches the last linear layer or convolution starts at zero; the others are drawn from a normal
     distribution of standard deviation sqrt(2 / fan_out) * L ** (-1 / (2 * m - 2)), where m is how many the branch has.
@@ -111,7 +111,7 @@ def _layers_within(branch: nn.Module, i: int) -> list[_Weighted]:
     for name, module in branch.named_modules():
         where = f"branch {i}, {name or 'itself'}: {type(module).__name__}"
         if isinstance(module, _NORMS) or hasattr(module, "running_mean"):
-            raise ArgumentError(f"fixup_init_ takes the place of normalisation; found {where}. Remove it first.")
+            raise ArgumentError(f"fixup_init_ takes the place of normalization; found {where}. Remove it first.")
         if isinstance(module, _Weighted):
             _check_layer(module, where)
             layers.append(module)
@@ -135,13 +135,13 @@ def _checked_classifier(classifier: nn.Module) -> _Weighted:
 
 def _check_layer(layer: _Weighted, where: str) -> None:
     if parametrize.is_parametrized(layer):
-        raise ArgumentError(f"fixup_init_ needs plain weights; those of {where} are parametrized. Initialise first.")
+        raise ArgumentError(f"fixup_init_ needs plain weights; those of {where} are parametrized. Initialize first.")
     if is_lazy(layer.weight):
         raise ArgumentError(f"fixup_init_ needs weights that have a shape; {where} is lazy. Run a batch first.")
 
 
 def _fill_(layer: _Weighted, factor: float) -> None:
-    """He's initialisation by fan-out, times the factor: what one input value feeds into, as in the authors' code."""
+    """He's initialization by fan-out, times the factor: what one input value feeds into, as in the authors' code."""
     if isinstance(layer, nn.Linear):
         fan_out = layer.out_features
     else:

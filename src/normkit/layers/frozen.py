@@ -1,4 +1,4 @@
-"""A BatchNorm that has stopped: stored statistics and fixed gamma and beta, whatever train() and optimisers do."""
+"""A BatchNorm that has stopped: stored statistics and fixed gamma and beta, whatever train() and optimizers do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from normkit import checks
 from normkit.activations import ActivationName
-from normkit.functional import parts
-from normkit.functional.parts import Terms
-from normkit.layers._affine import Affine, check_affine
-from normkit.layers._norm import NormLayer, name
+from normkit.functional import batch_core
+from normkit.functional.batch_core import Terms
+from normkit.layers.affine_parts import Affine, check_affine
+from normkit.layers.norm_layer import NormLayer, name
 from normkit.moments import Moments
 
 
@@ -79,7 +79,7 @@ class FrozenBatchNorm(NormLayer):
         who = name(lambda: f"{type(self).__name__}({self.num_features})")
         checks.batch_input(input, who, (self.num_features,), self._ranks)
         terms = Terms((self.num_features,), self.weight, self.bias, self.eps, self.activation, residual, who=who)
-        return parts.normalize_stored(input, Moments(self.running_mean, self.running_var, 0), terms)
+        return batch_core.normalize_stored(input, Moments(self.running_mean, self.running_var, 0), terms)
 
     def _torch_forward(self, input: Tensor) -> Tensor:
         return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)

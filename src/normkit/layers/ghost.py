@@ -1,4 +1,4 @@
-"""Ghost batch normalization (Hoffer, Hubara & Soudry 2017): a large batch, normalised as several small ones."""
+"""Ghost batch normalization (Hoffer, Hubara & Soudry 2017): a large batch, normalized as several small ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import ArgumentError
-from normkit.functional import parts
-from normkit.functional.parts import Terms
+from normkit.functional import batch_core
+from normkit.functional.batch_core import Terms
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments
 
@@ -36,7 +36,7 @@ class GhostBatchNorm(BatchNorm):
         terms = terms.check(input)._replace(inplace=False)  # chunks are views, which autograd lets nobody overwrite
         sizes = self._sizes(input)
         chunks = zip(input.split(sizes), _split(terms.residual, sizes), _split(terms.mask, sizes), strict=True)
-        done = [parts.normalize_batch(x, terms._replace(residual=r, mask=m)) for x, r, m in chunks]
+        done = [batch_core.normalize_batch(x, terms._replace(residual=r, mask=m)) for x, r, m in chunks]
         return torch.cat([y for y, _ in done]), reduce(Moments.merge, [m for _, m in done])
 
     def _sizes(self, input: Tensor) -> list[int]:

@@ -10,8 +10,8 @@ from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
 from normkit.kernels import plans
-from normkit.layers._affine import Affine, check_affine, keep_parts_, reset_parts_
-from normkit.layers._norm import NormLayer
+from normkit.layers.affine_parts import Affine, check_affine, keep_parts_, reset_parts_
+from normkit.layers.norm_layer import NormLayer
 
 
 class GroupNorm(NormLayer, nn.GroupNorm):
@@ -58,7 +58,7 @@ class GroupNorm(NormLayer, nn.GroupNorm):
         reset_parts_(self)
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Normalise each group of channels of each example."""
+        """Normalize each group of channels of each example."""
         return self._run(input, residual=residual, mask=mask)
 
     def _run_ordinary(self, input: Tensor) -> Tensor | None:

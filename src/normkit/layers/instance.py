@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
-from normkit.functional.parts import Terms, normalize_stored
+from normkit.functional.batch_core import Terms, normalize_stored
 from normkit.kernels import plans
-from normkit.kernels.context import is_recomputing
-from normkit.layers._affine import Affine, check_affine, keep_parts_, reset_parts_
-from normkit.layers._norm import NormLayer
+from normkit.layers.affine_parts import Affine, check_affine, keep_parts_, reset_parts_
+from normkit.layers.norm_layer import NormLayer
 from normkit.moments import Moments
+from normkit.tracing import is_recomputing
 
 
 class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
@@ -25,7 +25,7 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
         eps: added to the variance.
         momentum: weight of the new batch in the running statistics; None leaves them alone, as in torch.
         affine: gamma and beta (True), neither (False), or one of them ("scale", "shift").
-        track_running_stats: keep running statistics, the average over examples, and normalise with them in
+        track_running_stats: keep running statistics, the average over examples, and normalize with them in
             evaluation; without them every example uses its own.
         device: where the parameters live.
         dtype: the parameters' type.
@@ -65,7 +65,7 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
         reset_parts_(self)
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Normalise with each example's own statistics or, where they are tracked, in evaluation the stored ones."""
+        """Normalize with each example's own statistics or, where they are tracked, in evaluation the stored ones."""
         return self._run(input, residual=residual, mask=mask)
 
     def _run_ordinary(self, input: Tensor) -> Tensor | None:

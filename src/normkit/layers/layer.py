@@ -12,7 +12,7 @@ from normkit.activations import ActivationName
 from normkit.functional import within as functional
 from normkit.kernels import plans
 from normkit.kernels.reference import Recipe
-from normkit.layers._norm import NormLayer
+from normkit.layers.norm_layer import NormLayer
 
 
 class LayerNorm(NormLayer, nn.LayerNorm):
@@ -50,7 +50,7 @@ class LayerNorm(NormLayer, nn.LayerNorm):
         self.activation = activation
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        """Normalise each example over its last dimensions."""
+        """Normalize each example over its last dimensions."""
         return self._run(input, residual=residual)
 
     def _run_ordinary(self, input: Tensor) -> Tensor | None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from normkit.errors import ArgumentError
 from normkit.functional import within as functional
-from normkit.layers._norm import NormLayer
+from normkit.layers.norm_layer import NormLayer
 
 
 class LocalResponseNorm(NormLayer, nn.LocalResponseNorm):

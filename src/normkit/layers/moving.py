@@ -11,13 +11,13 @@ from torch import Tensor
 from normkit.activations import ActivationName
 from normkit.affine import scale_shift
 from normkit.errors import ArgumentError
-from normkit.functional.parts import average_factor
+from normkit.functional.batch_core import average_factor
 from normkit.kernels import moving, reference
-from normkit.kernels.context import is_recomputing, is_transformed
 from normkit.kernels.moving import OVER, Statistics
-from normkit.layers._affine import Affine
-from normkit.layers._channels import ChannelNorm
+from normkit.layers.affine_parts import Affine
+from normkit.layers.channel_norm import ChannelNorm
 from normkit.moments import Moments
+from normkit.tracing import is_recomputing, is_transformed
 
 RATIO_FROM = 1000  # batches, before the running variance is trusted to correct a batch's
 RATIO_MAX = 5.0
@@ -31,12 +31,12 @@ class _Passed(NamedTuple):
 
 
 class MovingBatchNorm2d(ChannelNorm):
-    """Normalisation by the root mean square of the last batches, of (N, C, H, W), without centering.
+    """Normalization by the root mean square of the last batches, of (N, C, H, W), without centering.
 
         y = x / sqrt(var + eps) * ratio * weight + bias,  ratio = clip(sqrt(var + eps) / sqrt(running_var + eps))
 
     var is the mean of x^2, averaged over the last `buffer_size` batches; the backward averages its statistic likewise.
-    The first max(buffer_size, warmup) batches are normalised each by itself, and the ratio is 1 for the first 1000.
+    The first max(buffer_size, warmup) batches are normalized each by itself, and the ratio is 1 for the first 1000.
     The weights before the layer should be centred instead of x.
 
     Args: BatchNorm's, and
@@ -83,7 +83,7 @@ class MovingBatchNorm2d(ChannelNorm):
         self._passed.clear()
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        """Normalise, with the last batches' mean squares in training and the running one in evaluation."""
+        """Normalize, with the last batches' mean squares in training and the running one in evaluation."""
         return self._run(input, residual=residual)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
@@ -102,7 +102,7 @@ class MovingBatchNorm2d(ChannelNorm):
         return scale_shift(Moments(torch.zeros_like(var), var, 1), None, None, self.eps)[0]
 
     def _statistics(self, square: Tensor) -> Statistics:
-        """What to normalise a batch of this mean square with; written down, unless it has been before."""
+        """What to normalize a batch of this mean square with; written down, unless it has been before."""
         if is_recomputing():
             for passed in reversed(self._passed):
                 if torch.equal(passed.square, square):

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from normkit import checks
 from normkit.errors import ArgumentError
-from normkit.functional import parts
-from normkit.functional.parts import Terms
-from normkit.kernels.context import hold, is_recomputing, is_transformed
+from normkit.functional import batch_core
+from normkit.functional.batch_core import Terms
+from normkit.kernels.hold import hold
 from normkit.kernels.reference import working_dtype
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments, ema
+from normkit.tracing import is_recomputing, is_transformed
 
 Schedule = Callable[[int], tuple[float, float]]
 
@@ -82,7 +83,7 @@ class BatchRenorm(BatchNorm):
         if is_recomputing() and self._last is not None:
             return self._last  # the running statistics have moved since the forward that this one repeats
         # Detached, not only under no_grad: forward mode must not see r and d move either.
-        batch = parts.moments_of(input.detach(), terms.features, terms.mask, terms.who)
+        batch = batch_core.moments_of(input.detach(), terms.features, terms.mask, terms.who)
         r_max, d_max = (self.r_max, self.d_max) if self.schedule is None else self.schedule(int(stored.count))
         std, running_std = self._std(batch), self._std(stored)
         r = (std / running_std).clamp(1 / r_max, r_max)
@@ -92,10 +93,10 @@ class BatchRenorm(BatchNorm):
         return hold(r), hold(d)
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
-        factor = parts.average_factor(stored, self.momentum)
+        factor = batch_core.average_factor(stored, self.momentum)
         new = ema(stored._replace(var=self._std(stored)), batch._replace(var=self._std(batch)), factor)
         new = new._replace(var=new.var.square() - self.eps)
-        parts.write_(stored, parts.settle(stored, new, self.nonfinite))
+        batch_core.write_(stored, batch_core.settle(stored, new, self.nonfinite))
 
     def _std(self, m: Moments) -> Tensor:
         return (m.var.to(working_dtype(m.var)) + self.eps).sqrt()

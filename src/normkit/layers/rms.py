@@ -14,7 +14,7 @@ from normkit.activations import ActivationName
 from normkit.functional import within as functional
 from normkit.kernels import plans
 from normkit.kernels.reference import Recipe, working_dtype
-from normkit.layers._norm import NormLayer
+from normkit.layers.norm_layer import NormLayer
 
 _FLOAT_EPS = torch.finfo(torch.float32).eps
 

@@ -12,7 +12,7 @@ from normkit import checks
 from normkit.activations import ActivationName, check_activation
 from normkit.errors import ArgumentError
 from normkit.kernels.reference import moments
-from normkit.layers._norm import _as_leaf
+from normkit.layers.norm_layer import _as_leaf
 
 ACTIVATION_GAINS: dict[str | None, float] = {
     None: 1.0,
@@ -91,7 +91,7 @@ class ScaledStdConv2d(nn.Conv2d):
         return self._standardized(self.weight.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve with the standardised weight, in the input's type."""
+        """Convolve with the standardized weight, in the input's type."""
         if isinstance(input, fx.Proxy):
             return cast(Tensor, _as_leaf(self, input))
         checks.floating(input, type(self).__name__)

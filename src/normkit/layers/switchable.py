@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from normkit.activations import ActivationName
 from normkit.affine import scale_shift
 from normkit.kernels import reference
-from normkit.layers._affine import Affine
-from normkit.layers._channels import ChannelNorm
+from normkit.layers.affine_parts import Affine
+from normkit.layers.channel_norm import ChannelNorm
 from normkit.moments import Moments
 
 
@@ -55,7 +55,7 @@ class SwitchableNorm2d(ChannelNorm):
         nn.init.ones_(self.var_weight)
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        """Normalise; in evaluation the batch's part comes from the running statistics."""
+        """Normalize; in evaluation the batch's part comes from the running statistics."""
         return self._run(input, residual=residual)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]

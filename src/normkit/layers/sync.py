@@ -13,9 +13,9 @@ from torch import Tensor, distributed, nn
 from normkit.activations import ActivationName
 from normkit.checks import NonFinite
 from normkit.errors import DistributedError
-from normkit.functional import parts
-from normkit.functional.parts import Terms
-from normkit.layers._affine import Affine
+from normkit.functional import batch_core
+from normkit.functional.batch_core import Terms
+from normkit.layers.affine_parts import Affine
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments
 
@@ -66,7 +66,7 @@ class SyncBatchNorm(BatchNorm):
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
         if not (self.training and self._ranks_sharing() > 1):
             return super()._normalize_batch(input, terms, stored)
-        return parts.normalize_synced(input, terms, self._gather, self._reduce)
+        return batch_core.normalize_synced(input, terms, self._gather, self._reduce)
 
     def _ranks_sharing(self) -> int:
         if not (distributed.is_available() and distributed.is_initialized()):

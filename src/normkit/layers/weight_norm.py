@@ -1,4 +1,4 @@
-"""Weight normalization, with the paper's data-dependent initialisation (Salimans & Kingma 2016)."""
+"""Weight normalization, with the paper's data-dependent initialization (Salimans & Kingma 2016)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def weight_norm(
         empty = (lengths == 0).flatten().nonzero().flatten().tolist()
         raise ArgumentError(
             f"weight_norm needs weights with a direction; {name} is all zero at {empty[:8]} of dimension {dim}, and "
-            "0 / 0 is NaN. Initialise it first, or normalise before zeroing and set g to zero instead."
+            "0 / 0 is NaN. Initialize it first, or normalize before zeroing and set g to zero instead."
         )
     if data is None:
         parametrizations.weight_norm(module, name, cast(int, dim))

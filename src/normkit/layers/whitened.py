@@ -11,8 +11,8 @@ from normkit import checks
 from normkit.activations import ActivationName
 from normkit.errors import ArgumentError
 from normkit.kernels import reference, whitening
-from normkit.layers._affine import Affine
-from normkit.layers._channels import ChannelNorm
+from normkit.layers.affine_parts import Affine
+from normkit.layers.channel_norm import ChannelNorm
 
 Method = Literal["newton", "zca"]
 

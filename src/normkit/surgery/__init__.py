@@ -1,17 +1,17 @@
 """Changing a model's normalization: verbs that say what they did, prove it, and can be undone."""
 
-from normkit.surgery.adapt import adapt
-from normkit.surgery.convert import convert
-from normkit.surgery.export import ExportCheck, check_export
+from normkit.surgery.check_export import ExportCheck, check_export
+from normkit.surgery.checkpoint import load, save
+from normkit.surgery.checkpoint.differences import MismatchError
+from normkit.surgery.checkpoint.file import CheckpointError
+from normkit.surgery.checkpoint.manifest import manifest
 from normkit.surgery.fold import fold
-from normkit.surgery.freeze import freeze, unfreeze
-from normkit.surgery.manifest import manifest
-from normkit.surgery.recalibrate import recalibrate
+from normkit.surgery.no_updates import no_updates
+from normkit.surgery.replace.convert import convert
+from normkit.surgery.replace.freeze import freeze, unfreeze
 from normkit.surgery.result import Change, Parity, Surgery
-from normkit.surgery.saving import load, save
-from normkit.surgery.storing.checkpoint import CheckpointError
-from normkit.surgery.storing.mismatch import MismatchError
-from normkit.surgery.updates import no_updates
+from normkit.surgery.statistics.adapt import adapt
+from normkit.surgery.statistics.recalibrate import recalibrate
 
 __all__ = [
     "Change",

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from normkit.moments import Moments
+from normkit.named_layers import named_layers
 from normkit.spec import NormSpec, describe
-from normkit.walk import named_layers
 
 # What norms call their state, torch's, ours and others'.
 AFFINE = ("weight", "bias")
@@ -40,7 +40,7 @@ def unknown_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def stored_moments(layer: nn.Module) -> Moments | None:
-    """The statistics that a layer normalises with in evaluation; None if it has none, or not one per channel."""
+    """The statistics that a layer normalizes with in evaluation; None if it has none, or not one per channel."""
     mean, var = getattr(layer, "running_mean", None), getattr(layer, "running_var", None)
     if not isinstance(mean, Tensor) or not isinstance(var, Tensor) or mean.dim() != 1 or mean.shape != var.shape:
         return None

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
+from normkit.batches import Forward
 from normkit.errors import ArgumentError, NormkitError
-from normkit.feeding import Forward
+from normkit.named_layers import named_layers
 from normkit.snapshot import Snapshot, same_random_state
 from normkit.surgery import parity
 from normkit.surgery.result import Change, Parity, Surgery
-from normkit.walk import named_layers
 
 
 class CopyError(NormkitError, RuntimeError):

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normkit.batches import Forward, feed, in_evaluation, tensors_in
 from normkit.errors import NormkitError
-from normkit.feeding import Forward, feed, in_evaluation, tensors_in
+from normkit.named_layers import named_layers
 from normkit.snapshot import untouched
 from normkit.surgery.result import Parity
-from normkit.walk import named_layers
 
 ROUNDING = 64  # units in the last place, of the largest value, that a layer's output may move without being named
 

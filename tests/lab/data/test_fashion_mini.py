@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from normkit.lab.data import DataError, get, load, store
+from make_fashion_mini import choose
+from normkit.lab.data import DataError, cache, get, load
+from normkit.lab.data.cache import EMBEDDED, pack_mini, read_stored, unpack_mini
 from normkit.lab.data.catalogue import FASHION_MINI, FASHION_MNIST
-from normkit.lab.data.make_fashion_mini import choose
-from normkit.lab.data.sources import decode_path
-from normkit.lab.data.store import EMBEDDED, pack_mini, read_stored, unpack_mini
+from normkit.lab.data.fetch import decode_path
 
 PACKED = "79025bb058e226a14723659f467bc199d8cc72ddda55f6704575ad8e12be4f14"
 
@@ -50,7 +50,7 @@ def test_get_has_nothing_to_do():
 def test_a_damaged_installation_is_told(monkeypatch, tmp_path, damage):
     path = tmp_path / "mini.xz"
     path.write_bytes(damage(EMBEDDED.read_bytes()))
-    monkeypatch.setattr(store, "EMBEDDED", path)
+    monkeypatch.setattr(cache, "EMBEDDED", path)
     with pytest.raises(DataError, match=r"fashion-mini needs .*mini\.xz; it cannot be read"):
         read_stored(FASHION_MINI)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import normkit as nk
 from normkit.lab import data
-from normkit.lab.data.images import Images
+from normkit.lab.data.types import Images
 from normkit.lab.experiment import Trial
 from normkit.lab.experiments import experiment_named
 from normkit.lab.experiments.ensemble import EXPERIMENT, MEMBERS, TIMES, _accuracies, end_errors, key, sum_of_losses
@@ -85,7 +85,7 @@ def test_members_are_varied_as_their_settings_say():
     nets = training_of().model.members
     assert len(nets) == 6
     for net, varied in zip(nets, MEMBERS, strict=True):
-        first = net.stem.second.layer.weight  # 8 channels, 3x3, He's initialisation
+        first = net.stem.second.layer.weight  # 8 channels, 3x3, He's initialization
         assert float(first.detach().std()) == pytest.approx(varied["conv_weights"] * (2 / 72) ** 0.5, rel=0.1)
         assert getattr(net.dropout, "p", 0.0) == varied["dropout"]
         norms = [[type(m) for m in part.modules() if hasattr(m, "running_mean")] for part in (net.blocks[-1], net)]

@@ -124,7 +124,7 @@ def output_of(model, x):
     return caught[0]
 
 
-def test_before_is_rectified_after_is_standardised():
+def test_before_is_rectified_after_is_standardized():
     x = torch.randn(16, 1, 28, 28)
     before, after, position = (output_of(built(place), x) for place in ("before", "after", "position"))
     assert min(before.min(), position.min()) == 0 > after.min()

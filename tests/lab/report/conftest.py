@@ -1,8 +1,8 @@
 import pytest
-import report_samples
-from browser import NAMES, Browser, find_browser
 
 from normkit.lab.report import write_report
+from support import report_samples
+from support.browser import NAMES, Browser, find_browser
 
 
 @pytest.fixture(scope="session")

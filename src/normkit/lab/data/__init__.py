@@ -2,8 +2,8 @@
 
 from normkit.lab.data.batching import batches
 from normkit.lab.data.folder import FolderSet
-from normkit.lab.data.images import DataError, DataSet, Images
-from normkit.lab.data.sets import Available, available, get, load, load_any
+from normkit.lab.data.load import Available, available, get, load, load_any
+from normkit.lab.data.types import DataError, DataSet, Images
 
 __all__ = [
     "Available",

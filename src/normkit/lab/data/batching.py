@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from normkit.errors import ArgumentError
-from normkit.lab.data.images import Images
 from normkit.lab.data.randomness import generator
+from normkit.lab.data.types import Images
 
 Transform = Callable[[Tensor, torch.Generator], Tensor]
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from normkit.errors import ArgumentError
-from normkit.lab.data.images import DataError, DataSet, Images
+from normkit.lab.data.types import DataError, DataSet, Images
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from normkit.lab.data.archives import Files
 from normkit.lab.data.catalogue import CIFAR10, FASHION_MNIST, IDX_FILES, MNIST, Bytes, Entry
-from normkit.lab.data.files import Files
-from normkit.lab.data.images import DataError
 from normkit.lab.data.pillow import pillow
+from normkit.lab.data.types import DataError
 
 _UBYTE = 0x08  # IDX's type of unsigned bytes
 

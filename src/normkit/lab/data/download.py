@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from normkit.lab.data.images import DataError
+from normkit.lab.data.types import DataError
 
 Progress = Callable[[str, int, int | None], None]  # what is coming, bytes so far, bytes in all where that is known
 

@@ -14,10 +14,10 @@ from normkit.environment import count_cores
 from normkit.errors import ArgumentError
 from normkit.lab.data.batching import batch_indices, to_unit_range
 from normkit.lab.data.crops import DRAWS, evaluation_crops, random_crop
-from normkit.lab.data.images import DataError, DataSet, Images
+from normkit.lab.data.image_files import read_crops, read_header, read_whole
 from normkit.lab.data.prefetch import prefetch
 from normkit.lab.data.randomness import generator
-from normkit.lab.data.reading import read_crops, read_header, read_whole
+from normkit.lab.data.types import DataError, DataSet, Images
 
 _IMAGES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 _SMALL = 64  # pixels a side: such a set is read into memory

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from normkit.lab.data.images import DataError
+from normkit.lab.data.types import DataError
 
 _SECONDS = 3600  # 139 MB over a slow line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normkit.lab.extra import required
+from normkit.optional import required
 
 
 def pillow() -> Any:

@@ -1,4 +1,4 @@
-"""What follows standardising and what precedes it: gamma and beta, biases, and gradients of the statistics (2, 3)."""
+"""What follows standardizing and what precedes it: gamma and beta, biases, and gradients of the statistics (2, 3)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 import normkit as nk
-from normkit.functional import parts
-from normkit.functional.parts import Terms
+from normkit.functional import batch_core
+from normkit.functional.batch_core import Terms
 from normkit.lab import data, models
-from normkit.lab.comparing import curve_over_seeds, is_complete, last, verdict, with_range
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.experiments.sigmoid_mlp import binary, drawn
 from normkit.lab.findings import Figure, Findings, Table
 from normkit.lab.record import Run, TrialRecord
+from normkit.lab.summaries import curve_over_seeds, is_complete, last, verdict, with_range
 from normkit.lab.trial import accuracy, chance_level
 from normkit.moments import Moments
 
-NEITHER, SHIFT, SCALE, BOTH = AFFINES = ("standardise", "shift", "scale", "both")
+NEITHER, SHIFT, SCALE, BOTH = AFFINES = ("standardize", "shift", "scale", "both")
 BIASED, DETACHED, ALONE = BIASES = ("biased", "detached", "detached-biases-alone")
 ARMS = (*AFFINES, *BIASES)
 STEPS = {"quick": 200, "desk": 6000, "full": 50_000}
@@ -37,7 +37,7 @@ NOTES = (
     f"as constants and the biases alone trained, the farthest bias goes at least half as far in the second half of the "
     f"training as in the first, more than {1 / ZERO:g} times as far as in (b), and the training loss ends within "
     f"{FIXED:g} of where it began, in every seed. The claim is supported if all three hold, contradicted if none does.",
-    "The paper's own argument for gamma and beta is about sigmoids, which standardised inputs keep where they are "
+    "The paper's own argument for gamma and beta is about sigmoids, which standardized inputs keep where they are "
     "nearly linear: hence its net of three layers of 100 sigmoids, on binary images, as in `sigmoid-mlp`.",
     "All arms start from the same weights and see the same batches. Biases before norms start as Gaussians of standard "
     "deviation 1, so that they would make a difference if they could. Where biases alone are trained nothing can be "
@@ -54,7 +54,7 @@ class AffineMaps(Experiment):
 
     name = "affine"
     claim = (
-        "(a) Gamma and beta give back what standardising takes from a sigmoid net. (b) A bias before the norm is "
+        "(a) Gamma and beta give back what standardizing takes from a sigmoid net. (b) A bias before the norm is "
         "redundant. (c) Without gradients through the statistics it can grow and grow while the loss stays."
     )
     source = "Ioffe & Szegedy 2015, sections 2, 3 and 3.2"
@@ -76,7 +76,7 @@ class AffineMaps(Experiment):
         pixels, classes = found.train.pixels[0].numel(), len(found.classes)
         model = models.sigmoid_mlp(lambda c: norm(c, affine=settings["affine"]), inputs=pixels, classes=classes)
         torch.manual_seed(trial.seed)  # the same weights for all arms, whatever was drawn while they were built
-        models.initialise_(model, "gaussian", settings["std"])
+        models.initialize_(model, "gaussian", settings["std"])
         layers = [module for module in model.hidden.modules() if isinstance(module, nn.Linear)]
         model.requires_grad_(settings["trained"] == "all")
         if settings["has_biases"]:
@@ -113,8 +113,8 @@ class ConstantStatistics(nk.BatchNorm1d):
     """Batch normalization whose backward knows nothing of the mean and the variance: the mistake of section 2."""
 
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
-        batch = parts.moments_of(input.detach(), terms.features, None)
-        return parts.normalize_stored(input, batch, terms), batch
+        batch = batch_core.moments_of(input.detach(), terms.features, None)
+        return batch_core.normalize_stored(input, batch, terms), batch
 
 
 def _of_biases(layers: Sequence[nn.Linear], start: Sequence[Tensor]) -> dict[str, float]:
@@ -138,7 +138,7 @@ def _restoring(run: Run) -> tuple[bool, str]:
     ends = {arm: with_range([last(trial) for trial in run.of(arm)], 3) for arm in (NEITHER, BOTH)}
     return bool(lower) and all(lower), (
         f"(a) Training loss at the end: {told}; with both lower than with neither in {sum(lower)} of {len(lower)} "
-        f"seeds. Test accuracy: standardise {ends[NEITHER]}, both {ends[BOTH]}."
+        f"seeds. Test accuracy: standardize {ends[NEITHER]}, both {ends[BOTH]}."
     )
 
 

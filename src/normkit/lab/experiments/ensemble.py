@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import normkit as nk
 from normkit.lab import data, models
-from normkit.lab.comparing import curve_over_seeds, last, with_range
-from normkit.lab.data.images import Images
+from normkit.lab.data.transforms import Prepare, crops, cut_and_mirrored, standardized
+from normkit.lab.data.types import Images
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Figure, Findings, Outcome, Table
-from normkit.lab.pictures import Prepare, crops, cut_and_mirrored, standardised
 from normkit.lab.record import Run, TrialRecord
+from normkit.lab.summaries import curve_over_seeds, last, with_range
 from normkit.lab.trial import chance_level
 
 STEPS = {"quick": 20, "desk": 3000, "full": 10_000}
@@ -85,7 +85,7 @@ class Ensemble(Experiment):
         steps = settings["steps_on_large_sets" if found.is_large else "steps"]
         every = EVERY[trial.scale] * (TIMES if found.is_large else 1)
         size = min(found.train.pixels.shape[2:]) - MARGIN
-        prepare = standardised(found.train.pixels)
+        prepare = standardized(found.train.pixels)
         transform = cut_and_mirrored(prepare, size)
         test = Images(*(of[: settings["test_images"]] for of in found.test))
         shape, classes = (found.train.pixels.shape[1], size, size), len(found.classes)

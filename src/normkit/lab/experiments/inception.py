@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import normkit as nk
-from normkit.lab import data, models, pictures
-from normkit.lab.comparing import accuracy_figures, best, curve_over_seeds, is_complete, middle, steps_to, with_range
+from normkit.lab import data, models
+from normkit.lab.data import transforms
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Cell, Figure, Findings, Outcome, Table
 from normkit.lab.record import Run, TrialRecord
+from normkit.lab.summaries import accuracy_figures, best, curve_over_seeds, is_complete, middle, steps_to, with_range
 from normkit.lab.trial import accuracy, chance_level
 
 PLAIN, BASELINE, X5, X30, X5_SIGMOID = "inception", "bn-baseline", "bn-x5", "bn-x30", "bn-x5-sigmoid"
@@ -59,7 +60,7 @@ LENGTHS: Mapping[Scale, Length] = {
     "desk": Length(1920, 15_000, 24, 2000),
     "full": Length(60_000, 60_000, 120, 10_000),
 }
-# What 4.2.1 changes along with BN: no Dropout, no local response normalisation, a fifth of L2, a faster decay.
+# What 4.2.1 changes along with BN: no Dropout, no local response normalization, a fifth of L2, a faster decay.
 ORIGINAL = {"dropout": 0.4, "lrn": True, "l2": 2e-4, "decay": 1}
 CHANGED = {"dropout": 0.0, "lrn": False, "l2": 4e-5, "decay": 6}
 
@@ -174,7 +175,7 @@ def task_of(trial: Trial) -> Task:
         inputs = partial(_large_batches, found, trial.seed)
         right = partial(_accuracy_on_large, found)
         return Task(models.bn_inception, 3, len(found.classes), PAPERS_RATE, DECAY_ON_LARGE_SETS, steps, inputs, right)
-    prepare = pictures.standardised(found.train.pixels)
+    prepare = transforms.standardized(found.train.pixels)
     images, labels = prepare(found.test.pixels[: length.images]), found.test.labels[: length.images]
     return Task(
         partial(models.small_inception, modules=6),
@@ -214,7 +215,7 @@ def make_model(settings: Mapping[str, Any], task: Task, seed: int) -> nn.Module:
         lrn=settings["lrn"],
     )
     torch.manual_seed(seed)  # whatever was drawn while it was built
-    models.initialise_(model, "he")
+    models.initialize_(model, "he")
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""What to normalise with at inference: batches, moving averages or population statistics (3.1, Algorithm 2)."""
+"""What to normalize with at inference: batches, moving averages or population statistics (3.1, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 import normkit as nk
 from normkit.errors import ShapeError
 from normkit.lab import data, models
-from normkit.lab.comparing import curve_over_seeds, with_range
+from normkit.lab.data.transforms import standardized
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Figure, Findings, Outcome, Table
-from normkit.lab.pictures import standardised
 from normkit.lab.record import Run, TrialRecord
+from normkit.lab.summaries import curve_over_seeds, with_range
 from normkit.lab.trial import accuracy, chance_level
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments, population
@@ -78,7 +78,7 @@ class Inference(Experiment):
     def training(self, trial: Trial) -> Training:
         """SGD; moving averages of all momenta are kept along, which training does not read."""
         settings, found = trial.arm.settings, data.load(trial.data)
-        prepare = standardised(found.train.pixels)
+        prepare = standardized(found.train.pixels)
 
         def batches(start: int) -> Iterator[tuple[Tensor, Tensor]]:
             return data.batches(found.train, settings["batch"], trial.seed, start, lambda pixels, _: prepare(pixels))
@@ -265,7 +265,7 @@ def _accuracies(arm: str, trials: Sequence[TrialRecord]) -> Table:
     steps = [line["step"] for line in trials[0].measured]
     rows = [[text, *(_percent(trials, key, at) for at in range(len(steps)))] for key, text in SOURCES.items()]
     note = "Accuracy in %, on the same weights: median (range) over seeds. A dash: the layer refuses."
-    return Table(f"What is normalised with, {arm}", ["statistics", *(f"{step:,} steps" for step in steps)], rows, note)
+    return Table(f"What is normalized with, {arm}", ["statistics", *(f"{step:,} steps" for step in steps)], rows, note)
 
 
 def _changes(nets: Mapping[str, Sequence[TrialRecord]]) -> Table:

@@ -12,11 +12,11 @@ from torch import nn
 
 import normkit as nk
 from normkit.lab import data, models
-from normkit.lab.comparing import is_complete, with_range
+from normkit.lab.data.transforms import standardized
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Curve, Figure, Findings, Outcome, Table
-from normkit.lab.pictures import standardised
 from normkit.lab.record import Run, TrialRecord
+from normkit.lab.summaries import is_complete, with_range
 from normkit.lab.trial import accuracy, chance_level
 
 PLAIN, BN = "plain", "bn"
@@ -66,13 +66,13 @@ class LearningRates(Experiment):
         ]
 
     def training(self, trial: Trial) -> Training:
-        """SGD on standardised images."""
+        """SGD on standardized images."""
         settings, found = trial.arm.settings, data.load(trial.data)
         sizes = [found.train.pixels[0].numel(), *settings["hidden"]]
         model = relu_net(nk.BatchNorm1d if settings["net"] == BN else None, sizes, len(found.classes))
         torch.manual_seed(trial.seed)  # the same weights for both nets, whatever was drawn while they were built
-        models.initialise_(model, "he", settings["scale"])
-        prepare = standardised(found.train.pixels)
+        models.initialize_(model, "he", settings["scale"])
+        prepare = standardized(found.train.pixels)
         images, labels = prepare(found.test.pixels), found.test.labels
         return Training(
             model,
@@ -110,7 +110,7 @@ def of(halves: int) -> float:
 
 
 def relu_net(norm: models.Norm | None, sizes: Sequence[int], classes: int) -> nn.Sequential:
-    """A fully connected net of ReLUs, whose output is not normalised."""
+    """A fully connected net of ReLUs, whose output is not normalized."""
     finish = models.Finish(norm)
     hidden = (models.unit(nn.Linear(m, n, bias=finish.bias), n, finish) for m, n in pairwise(sizes))
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(sizes[-1], classes))

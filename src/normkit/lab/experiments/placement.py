@@ -11,12 +11,12 @@ from torch import nn
 
 import normkit as nk
 from normkit.lab import data, models
-from normkit.lab.comparing import curve_over_seeds, is_complete, last, steps_to, with_range
+from normkit.lab.data.transforms import standardized
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Figure, Findings, Outcome, Table
 from normkit.lab.models.resnet import BlockName
-from normkit.lab.pictures import standardised
 from normkit.lab.record import Run, TrialRecord
+from normkit.lab.summaries import curve_over_seeds, is_complete, last, steps_to, with_range
 from normkit.lab.trial import accuracy, chance_level
 
 NONE, BEFORE, AFTER, POSITION = "none", "before", "after", "position"
@@ -72,15 +72,15 @@ class Placement(Experiment):
         ]
 
     def training(self, trial: Trial) -> Training:
-        """SGD on standardised images, with a rate that falls linearly."""
+        """SGD on standardized images, with a rate that falls linearly."""
         settings, found = trial.arm.settings, data.load(trial.data)
         steps: int = settings["steps"]
         model = net(settings, tuple(found.train.pixels.shape[1:]), len(found.classes))
         torch.manual_seed(trial.seed)  # the same weights for all, whatever was drawn while they were built
-        models.initialise_(model)
+        models.initialize_(model)
         if settings["norm"] != "PositionBatchNorm2d":  # which is several times slower in that layout
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        prepare = standardised(found.train.pixels)
+        prepare = standardized(found.train.pixels)
         images, labels = prepare(found.test.pixels), found.test.labels
         return Training(
             model,

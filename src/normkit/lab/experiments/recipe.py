@@ -9,11 +9,11 @@ import torch
 
 import normkit as nk
 from normkit.lab import data, models
-from normkit.lab.comparing import accuracy_figures, best, is_complete, middle, steps_to, with_range
+from normkit.lab.data.transforms import standardized
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Cell, Findings, Outcome, Table
-from normkit.lab.pictures import standardised
 from normkit.lab.record import Run, TrialRecord
+from normkit.lab.summaries import accuracy_figures, best, is_complete, middle, steps_to, with_range
 from normkit.lab.trial import accuracy, chance_level
 
 STEPS = {"quick": 20, "desk": 1500, "full": 20_000}
@@ -47,17 +47,17 @@ NOTES = (
     "BN, SGD with momentum 0.9 and batches of 32, were set beforehand and not searched for on this net. They need not "
     "be the best: a plain net of six modules got further in 2,000 steps at 0.03 than at 0.01 (one seed).",
     "At the desk scale each image is seen about five times, without distortions: perhaps too little for a small net to "
-    "overfit, and then regularisers can only cost. The full scale is the fairer test of them.",
+    "overfit, and then regularizers can only cost. The full scale is the fairer test of them.",
     "Seconds are of trials that may have run side by side; they compare arms of one run, not machines.",
 )
 
 
 class Recipe(Experiment):
-    """With Batch Normalization, what was needed to regularise is so no longer."""
+    """With Batch Normalization, what was needed to regularize is so no longer."""
 
     name = "recipe"
     claim = (
-        "With Batch Normalization, Dropout, local response normalisation and strong L2 can go: training is faster for "
+        "With Batch Normalization, Dropout, local response normalization and strong L2 can go: training is faster for "
         "it and ends no worse."
     )
     source = "Ioffe & Szegedy 2015, section 4.2.1"
@@ -80,8 +80,8 @@ class Recipe(Experiment):
             modules=settings["modules"],
         ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         torch.manual_seed(trial.seed)  # the same weights for all arms, whatever was drawn while they were built
-        models.initialise_(model)
-        prepare, steps = standardised(found.train.pixels), settings["steps"]
+        models.initialize_(model)
+        prepare, steps = standardized(found.train.pixels), settings["steps"]
         images, labels = prepare(found.test.pixels), found.test.labels
         optimizer = torch.optim.SGD(
             model.parameters(),

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import normkit as nk
 from normkit.lab import data, models
-from normkit.lab.comparing import accuracy_figures, is_complete, last, middle, steps_to, verdict, with_range
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Curve, Figure, Findings, Table
 from normkit.lab.record import Run, TrialRecord
+from normkit.lab.summaries import accuracy_figures, is_complete, last, middle, steps_to, verdict, with_range
 from normkit.lab.trial import accuracy, chance_level
 
 PLAIN, BN = "plain", "bn"
@@ -64,7 +64,7 @@ class SigmoidMLP(Experiment):
         norm = nk.BatchNorm1d if settings["norm"] else None
         model = models.sigmoid_mlp(norm, inputs=pixels, classes=len(found.classes))
         torch.manual_seed(trial.seed)  # the same weights for both arms, whatever was drawn while they were built
-        models.initialise_(model, "gaussian", settings["std"])
+        models.initialize_(model, "gaussian", settings["std"])
         images, labels = binary(found.test.pixels), found.test.labels
 
         def measure(model: nn.Module) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from normkit.lab.models.inception import Inception as Inception
 from normkit.lab.models.inception import bn_inception as bn_inception
 from normkit.lab.models.inception import small_inception as small_inception
 from normkit.lab.models.initial import InitName as InitName
-from normkit.lab.models.initial import initialise_ as initialise_
+from normkit.lab.models.initial import initialize_ as initialize_
 from normkit.lab.models.mlp import SigmoidMLP as SigmoidMLP
 from normkit.lab.models.mlp import sigmoid_mlp as sigmoid_mlp
 from normkit.lab.models.resnet import ResNet as ResNet

@@ -7,7 +7,7 @@ from functools import partial
 from torch import nn
 
 from normkit.errors import ArgumentError
-from normkit.lab.models.initial import InitName, initialise_
+from normkit.lab.models.initial import InitName, initialize_
 from normkit.lab.models.units import Finish, Norm, unit
 
 _leaky = partial(nn.LeakyReLU, 0.2)  # the paper's slope, which is not the one that our layers carry
@@ -25,16 +25,16 @@ def dcgan(
 ) -> tuple[nn.Sequential, nn.Sequential]:
     """Return a generator, (N, latent) -> images in [-1, 1], and a discriminator, images -> logits (N).
 
-    All layers are normalised but the generator's output and the discriminator's input (and its one logit). `width`
+    All layers are normalized but the generator's output and the discriminator's input (and its one logit). `width`
     channels are next to the images and double with every halving: 28, 14, 7 pixels a side, or 32, 16, 8, 4. N(0, 0.02)
-    is the paper's initialisation.
+    is the paper's initialization.
     """
     halvings = _halvings(size)
     smallest = size >> halvings
     widths = [width << i for i in range(halvings)]  # from the image inwards
     models = _generator(norm, channels, smallest, latent, widths), _discriminator(norm, channels, smallest, widths)
     for model in models:
-        initialise_(model, init, scale)
+        initialize_(model, init, scale)
     return models
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normkit.activations import ActivationName
 from normkit.lab.models.inception_rows import FIGURE_5, Row, rows
-from normkit.lab.models.initial import InitName, initialise_
+from normkit.lab.models.initial import InitName, initialize_
 from normkit.lab.models.units import Finish, Norm, conv_unit, unit
 from normkit.layers import LocalResponseNorm
 
@@ -80,7 +80,7 @@ def bn_inception(
 ) -> Inception:
     """Return the net of figure 5, for 224x224.
 
-    Without a norm it is the paper's Inception; GoogLeNet's own regularisers are `dropout=0.4` and `lrn=True`.
+    Without a norm it is the paper's Inception; GoogLeNet's own regularizers are `dropout=0.4` and `lrn=True`.
     """
     finish = Finish(norm, activation)
     multiplied = 8 * in_channels
@@ -91,7 +91,7 @@ def bn_inception(
     stem = _stem(first, 64, finish, lrn)
     stem.add_module("pool2", nn.MaxPool2d(3, stride=2, padding=1))
     model = Inception(stem, 192, FIGURE_5, finish, classes, dropout)
-    initialise_(model, init, scale)
+    initialize_(model, init, scale)
     return model
 
 
@@ -117,12 +117,12 @@ def small_inception(
     finish = Finish(norm, activation)
     stem = _stem(conv_unit(in_channels, width, 3, finish, stride=stem_stride), width, finish, lrn)
     model = Inception(stem, 3 * width, rows(modules, width), finish, classes, dropout)
-    initialise_(model, init, scale)
+    initialize_(model, init, scale)
     return model
 
 
 def _stem(first: nn.Module, width: int, finish: Finish, lrn: bool) -> nn.Sequential:
-    """The layers before the modules. Local response normalisation stands where GoogLeNet had it."""
+    """The layers before the modules. Local response normalization stands where GoogLeNet had it."""
     parts: OrderedDict[str, nn.Module] = OrderedDict(first=first, pool1=nn.MaxPool2d(3, stride=2, padding=1))
     if lrn:
         parts["lrn1"] = LocalResponseNorm(5)

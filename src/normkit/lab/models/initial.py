@@ -13,7 +13,7 @@ from normkit.errors import ArgumentError
 InitName = Literal["he", "glorot", "gaussian"]
 
 
-def initialise_(model: nn.Module, init: InitName = "he", scale: float = 1.0) -> None:
+def initialize_(model: nn.Module, init: InitName = "he", scale: float = 1.0) -> None:
     """Draw all weights of linear layers and convolutions from normal distributions, and set their biases to zero.
 
     Standard deviation: "he" scale * sqrt(2 / fan_in), "glorot" scale * sqrt(2 / (fan_in + fan_out)), "gaussian" scale.

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from normkit.lab.models.initial import initialise_
+from normkit.lab.models.initial import initialize_
 from normkit.lab.models.units import Finish, Norm, unit
 
 
 class SigmoidMLP(nn.Module):
-    """Hidden layers of `layer`, `norm` and `activation`, and an `output` that is never normalised.
+    """Hidden layers of `layer`, `norm` and `activation`, and an `output` that is never normalized.
 
     The input of the last hidden layer's sigmoid, figure 1 (b, c), is what `hidden[-1].activation` is called with.
     """
@@ -48,5 +48,5 @@ def sigmoid_mlp(
     Weights are Gaussians of standard deviation `std`, which the paper leaves open ("small"); biases are zero.
     """
     model = SigmoidMLP(norm, inputs, hidden, classes)
-    initialise_(model, "gaussian", std)
+    initialize_(model, "gaussian", std)
     return model

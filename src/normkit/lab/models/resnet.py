@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normkit.errors import ArgumentError
-from normkit.lab.models.initial import InitName, initialise_
+from normkit.lab.models.initial import InitName, initialize_
 from normkit.lab.models.units import Finish, Join, Norm, conv_unit, norm_unit
 
 BlockName = Literal["v1", "preact", "plain"]
@@ -131,7 +131,7 @@ def resnet(
     stages = _stages(_BLOCKS[block], width, (width, 2 * width, 4 * width), depth // 6, finish)
     end = norm_unit(4 * width, finish) if is_preact else nn.Identity()
     model = ResNet(stem, stages, end, 4 * width, classes)
-    initialise_(model, init, scale)
+    initialize_(model, init, scale)
     return model
 
 
@@ -150,7 +150,7 @@ def resnet18(
     stem.add_module("pool", nn.MaxPool2d(3, stride=2, padding=1))
     stages = _stages(_projected, width, (width, 2 * width, 4 * width, 8 * width), 2, finish)
     model = ResNet(stem, stages, nn.Identity(), 8 * width, classes)
-    initialise_(model, init, scale)
+    initialize_(model, init, scale)
     return model
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from normkit.activations import LEAKY_SLOPE, ActivationName, check_activation
 from normkit.errors import ArgumentError
 from normkit.layers import EvoNormB0, EvoNormS0, FilterResponseNorm2d
-from normkit.layers._norm import NormLayer
+from normkit.layers.norm_layer import NormLayer
 
 Norm = Callable[[int], nn.Module]
 """Makes the norm of so many channels: a class, a partial, any function. It comes without an activation."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from normkit.activations import ActivationName
 from normkit.errors import ArgumentError
-from normkit.lab.models.initial import InitName, initialise_
+from normkit.lab.models.initial import InitName, initialize_
 from normkit.lab.models.units import Finish, Norm, conv_unit
 
 VGGDepth = Literal[11, 13, 16, 19]
@@ -33,7 +33,7 @@ def vgg(
     """Return a VGG net for 32x32 and 28x28: `features`, five stages that each end in a pooling, and a `classifier`.
 
     One linear layer stands for the three of the original, whose 4096 units are for large images; `depth` counts them
-    still. Glorot's initialisation is that of Santurkar et al. 2018.
+    still. Glorot's initialization is that of Santurkar et al. 2018.
     """
     if depth not in get_args(VGGDepth):
         raise ArgumentError(f"depth must be one of {get_args(VGGDepth)}; got {depth}.")
@@ -41,7 +41,7 @@ def vgg(
     head = nn.Sequential(nn.Flatten(), nn.Dropout(dropout) if dropout else nn.Identity())
     head.append(nn.Linear(_WIDTHS[-1] * width, classes))
     model = nn.Sequential(OrderedDict(features=_features(in_channels, depth, width, finish), classifier=head))
-    initialise_(model, init, scale)
+    initialize_(model, init, scale)
     return model
 
 

@@ -10,12 +10,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from normkit.lab.extra import required
 from normkit.lab.findings import Cell, Figure, Table
 from normkit.lab.report.drawing import Key, PointTable, Style, description, drawing, keys, point_table, styles
 from normkit.lab.report.provenance import Facts, facts_of, states_text
 from normkit.lab.report.section import Section
 from normkit.lab.report.values import cell_text, column_texts, is_number
+from normkit.optional import required
 
 _PACKAGE = "normkit.lab.report"
 

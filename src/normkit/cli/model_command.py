@@ -1,0 +1,122 @@
+"""What the commands that change a model share: read it, work on it, write it, say what was done."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import nn
+
+from normkit.cli.surgery_tables import as_document, print_surgery
+from normkit.cli.target import find_model
+from normkit.errors import ArgumentError, NormkitError
+from normkit.surgery.checkpoint import load, save
+from normkit.surgery.checkpoint.file import read_manifest
+from normkit.surgery.norms import norms
+from normkit.surgery.parity import tolerance
+from normkit.surgery.result import Surgery
+
+
+class Task(NamedTuple):
+    """The options that all of them have."""
+
+    target: str
+    checkpoint: Path | None
+    strict: bool
+    out: Path | None
+    dry_run: bool
+    format: str
+
+
+def operate(name: str, verb: Callable[[nn.Module], Surgery], task: Task, keeps_function: bool = False) -> None:
+    """Do it, write the model, and print the table; exit with 1 if outputs moved that should not have."""
+    _check_out(task)
+    with redirect_stdout(sys.stderr), _in_words():  # what a user's module prints is no data of ours
+        model = find_model(task.target)
+        if task.checkpoint is not None:
+            _fill(model, task.checkpoint, task.strict)
+        surgery = verb(model)
+        out = None if task.dry_run else task.out
+        if out is not None:
+            save(surgery.model, out)
+            say(f"written: {out}")
+    if task.format == "json":
+        written = None if out is None else str(out)
+        print(json.dumps({"command": name, "target": task.target, **as_document(surgery), "out": written}, indent=2))
+    else:
+        print_surgery(surgery)
+    if keeps_function and surgery.parity is not None and not surgery.parity.max_rel <= tolerance(surgery.model):
+        say(f"outputs moved by more than {tolerance(surgery.model):.0e} of the largest, which {name} should not do.")
+        raise typer.Exit(1)
+
+
+def say(message: str) -> None:
+    """Talk, which goes to stderr."""
+    print(f"normkit: {message}", file=sys.stderr)
+
+
+@contextmanager
+def shown_progress(batches: object) -> Iterator[Callable[[int], None] | None]:
+    """A bar on a terminal, and nothing elsewhere. What has no length has no end."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = TextColumn("batches"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as bars:
+        bar = bars.add_task("batches", total=len(batches) if isinstance(batches, Sized) else None)
+        yield lambda done: bars.update(bar, completed=done)
+
+
+def _check_out(task: Task) -> None:
+    """What would be wrong at the end is said before the work."""
+    if task.dry_run:
+        return
+    if task.out is None:
+        raise ArgumentError("--out FILE is needed, to write the model to; --dry-run writes nothing.")
+    if task.out.is_dir() or not task.out.absolute().parent.is_dir():
+        what = "is a folder" if task.out.is_dir() else f"has no folder: {task.out.absolute().parent} is not there"
+        raise ArgumentError(f"--out must be a file that can be written; {task.out} {what}.")
+
+
+def _fill(model: nn.Module, checkpoint: Path, strict: bool) -> None:
+    """Load a checkpoint; what does not fit is a warning, in words."""
+    _take_modes(model, read_manifest(checkpoint))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            load(model, checkpoint, strict=strict)
+        except NormkitError as error:
+            raise NormkitError(str(error).replace("strict=False", "--no-strict")) from error
+    for warning in caught:
+        say(str(warning.message))
+
+
+def _take_modes(model: nn.Module, manifest: dict[str, Any] | None) -> None:
+    """Put norms into the modes of the file: a model is made in training mode, and nobody can change that from here."""
+    saved = {} if manifest is None else manifest["norms"]
+    for name, layer, _ in norms(model):
+        if name in saved:
+            layer.training = saved[name]["mode"] == "train"
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """What a user's code raises is shown where it happened; the command could not run."""
+    try:
+        yield
+    except NormkitError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        say(f"{type(error).__name__}: {error}")
+        raise typer.Exit(2) from None

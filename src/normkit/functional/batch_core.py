@@ -1,0 +1,193 @@
+"""What the norms across examples are made of: ways to normalize a batch, and one to store its statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce as fold
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normkit import checks
+from normkit.kernels import reference, select
+from normkit.kernels.reference import Recipe
+from normkit.kernels.synced import Gather, Reduce, SyncedNormalize
+from normkit.moments import Moments, ema
+
+
+class Terms(NamedTuple):
+    """All that a batch is normalized by, beside itself."""
+
+    features: Sequence[int]  # the shape of one set of statistics: (C,), or (C, H, W) per position
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    activation: str | None = None
+    residual: Tensor | None = None
+    mask: Tensor | None = None
+    nonfinite: str = "propagate"
+    inplace: bool = False  # x may be overwritten
+    who: object = "batch_norm"  # printed only in an error
+    ranks: Sequence[int] = ()  # of the inputs that are taken; none: any
+
+    def check(self, x: Tensor) -> Terms:
+        """Check everything that comes with a batch; return the terms with the mask as it broadcasts against x."""
+        features, weight, bias, _, _, residual, mask, _, _, who, ranks = self
+        checks.batch_input(x, who, features, ranks or _ranks(x, features))
+        checks.one_per_channel(weight, "weight", who, features)
+        checks.one_per_channel(bias, "bias", who, features)
+        if residual is not None:
+            checks.same_shape(residual, x, who)
+        if mask is None:
+            return self
+        return self._replace(mask=checks.position_mask(mask, x, who))
+
+    def recipe(self, x: Tensor) -> Recipe:
+        """What the kernels are to do with x."""
+        rank, own = x.dim(), len(self.features)
+        over = (0, *range(1 + own, rank))
+        return Recipe(over, self.eps, self.activation, True, (1, *self.features, *(1,) * (rank - 1 - own)))
+
+
+def moments_of(x: Tensor, features: Sequence[int], mask: Tensor | None, who: object = "batch_moments") -> Moments:
+    """Return the moments of a batch, of shape `features`."""
+    checks.batch_input(x, who, features, _ranks(x, features))
+    mask = checks.position_mask(mask, x, who)
+    return select.moments(x, (0, *range(1 + len(features), x.dim())), mask)
+
+
+def normalize_batch(x: Tensor, terms: Terms) -> tuple[Tensor, Moments]:
+    """Return the normalized batch and its moments, of shape `features` and detached. Writes nothing."""
+    terms = terms.check(x)
+    recipe = terms.recipe(x)
+    checks.enough_values(reference.count_values(x, recipe.over, terms.mask), x, terms.who)
+    y, batch = select.normalize(
+        x, recipe, weight=terms.weight, bias=terms.bias, residual=terms.residual, mask=terms.mask, inplace=terms.inplace
+    )
+    return y, _finite_if_asked(batch, terms)
+
+
+def normalize_and_store_(x: Tensor, terms: Terms, stored: Moments, momentum: float | Tensor | None) -> Tensor:
+    """Return the normalized batch, and move the stored tensors, in place, to the statistics after it."""
+    factor = average_factor(stored, momentum)
+    checked = terms.check(x)
+    if terms.nonfinite == "propagate" and terms.mask is None:
+        features, weight, bias, _, _, residual, _, _, inplace, who, _ = checked
+        checks.enough_values(x.numel() // max(1, prod(features)), x, who)
+        recipe = checked.recipe(x)
+        y = select.normalize_and_update_(x, recipe, stored, factor, weight, bias, residual, inplace=inplace)
+        if y is not None:
+            return y
+    y, batch = normalize_batch(x, terms)
+    update_(stored, batch, factor, terms.nonfinite)
+    return y
+
+
+def normalize_among(x: Tensor, earlier: Sequence[Moments], terms: Terms) -> tuple[Tensor, Moments, Moments]:
+    """Normalize with the merged moments of this batch and earlier ones; return the output, its own and the merged.
+
+    Gradients flow through the batch's own share of the statistics.
+    """
+    terms = terms.check(x)
+    recipe = terms.recipe(x)
+    checks.enough_values(reference.count_values(x, recipe.over, terms.mask), x, terms.who)
+    wide = x.to(reference.working_dtype(x))
+    own = _finite_if_asked(_per_channel(reference.moments(wide, recipe.over, terms.mask), terms.features), terms)
+    merged = fold(Moments.merge, earlier, own)
+    parameters = (recipe.view(terms.weight), recipe.view(terms.bias))
+    y = reference.normalize_with(wide, _viewed(merged, recipe), *parameters, terms.residual, recipe)
+    return y.to(x.dtype), own, merged
+
+
+def normalize_synced(x: Tensor, terms: Terms, gather: Gather, reduce: Reduce) -> tuple[Tensor, Moments]:
+    """As `normalize_batch`, of a batch spread over processes: `gather` and `reduce` speak to the others."""
+    terms = terms.check(x)
+    recipe = terms.recipe(x)
+    arguments = (terms.weight, terms.bias, terms.residual, terms.mask, recipe, gather, reduce)
+    y, *kept = SyncedNormalize.apply(x, *arguments)
+    batch = Moments(*kept)
+    # After the exchange, so that all ranks refuse together and none is left waiting.
+    checks.enough_values(batch.count, x, terms.who)
+    return y, _finite_if_asked(batch, terms)
+
+
+def normalize_stored(x: Tensor, stored: Moments, terms: Terms) -> Tensor:
+    """Return x normalized with stored statistics. A mask has nothing to say here, but its shape is checked."""
+    terms = terms.check(x)
+    checks.one_per_channel(stored.var, "running_var", terms.who, terms.features)
+    return select.normalize_stored(x, terms.recipe(x), stored, terms.weight, terms.bias, terms.residual)
+
+
+def next_stored(stored: Moments, batch: Moments, momentum: float | Tensor, nonfinite: str = "propagate") -> Moments:
+    """Return the stored statistics after this batch: its unbiased variance is what is stored, and `count` goes up."""
+    wide = batch.mean.dtype
+    old = stored._replace(mean=stored.mean.to(wide), var=stored.var.to(wide))
+    return settle(stored, ema(old, batch._replace(var=batch.unbiased_var), momentum), nonfinite)
+
+
+def settle(stored: Moments, new: Moments, nonfinite: str) -> Moments:
+    """Return `new` in the types of `stored`; told to skip, return `stored` where `new` is not finite in them."""
+    mean, var = new.mean.to(stored.mean.dtype), new.var.to(stored.var.dtype)
+    if nonfinite != "skip-update":
+        return Moments(mean, var, new.count)
+    good = mean.isfinite().all() & var.isfinite().all()
+    return Moments(
+        torch.where(good, mean, stored.mean),
+        torch.where(good, var, stored.var),
+        torch.where(good, torch.as_tensor(new.count), torch.as_tensor(stored.count)),
+    )
+
+
+def update_(stored: Moments, batch: Moments, momentum: float | Tensor, nonfinite: str = "propagate") -> None:
+    """Move the stored tensors, in place, to the statistics after this batch."""
+    write_(stored, next_stored(stored, batch, momentum, nonfinite))
+
+
+@torch.no_grad()
+def write_(stored: Moments, new: Moments) -> None:
+    """Write new statistics into the stored tensors; a tensor `count` counts along."""
+    stored.mean.copy_(new.mean)
+    stored.var.copy_(new.var)
+    if isinstance(stored.count, Tensor) and isinstance(new.count, Tensor):
+        stored.count.copy_(new.count)
+
+
+def average_factor(stored: Moments, momentum: float | Tensor | None) -> float | Tensor:
+    """Return the weight of the next batch: the momentum, or for None that of a plain average over all batches."""
+    if momentum is not None:
+        return momentum
+    if isinstance(stored.count, Tensor):
+        return (stored.count + 1).to(reference.working_dtype(stored.mean)).reciprocal()
+    return 1 / (stored.count + 1)
+
+
+def features_of(x: Tensor, *per_channel: Tensor | None) -> Sequence[int]:
+    """The shape of one set of statistics: that of the tensors given, else one value per channel."""
+    for t in per_channel:
+        if t is not None:
+            return t.shape
+    return x.shape[1:2]
+
+
+def _ranks(x: Tensor, features: Sequence[int]) -> Sequence[int]:
+    return (1 + len(features),) if len(features) > 1 else (max(2, x.dim()),)
+
+
+def _per_channel(kept: Moments, features: Sequence[int]) -> Moments:
+    count = kept.count
+    if isinstance(count, Tensor):
+        count = count.expand(kept.mean.shape).reshape(features)
+    return Moments(kept.mean.reshape(features), kept.var.reshape(features), count)
+
+
+def _viewed(m: Moments, recipe: Recipe) -> Moments:
+    assert recipe.parameters is not None
+    return Moments(m.mean.reshape(recipe.parameters), m.var.reshape(recipe.parameters), m.count)
+
+
+def _finite_if_asked(batch: Moments, terms: Terms) -> Moments:
+    if terms.nonfinite == "raise":
+        checks.finite(batch, terms.who)
+    return batch

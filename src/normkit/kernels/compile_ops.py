@@ -1,0 +1,72 @@
+"""Operators that only compiled code needs: what the compiler must not look into, and what it must not lose.
+
+Whoever needs one imports this file then, which a compiler follows: `import normkit` does not wait for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.kernels.moving import OVER, chosen, scaled
+
+
+@torch.library.custom_op("normkit::hold", mutates_args=())
+def hold(t: Tensor) -> Tensor:
+    """See `hold.hold`."""
+    return t.clone()
+
+
+@hold.register_fake
+def _(t: Tensor) -> Tensor:
+    return torch.empty_like(t)
+
+
+# Moving averages. The compiler loses what an autograd.Function writes in its backward, but keeps what operators say
+# they write. In a backward it may compute again what it has from buffers, which the forward has changed by then: what
+# is needed there comes out of the operator, where it cannot look.
+
+
+@torch.library.custom_op("normkit::moving_normalize", mutates_args=())
+def moving_normalize(
+    x: Tensor, var: Tensor, ratio: Tensor, exact: Tensor, here: Tensor, ring: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `moving.normalize`, and what its backward needs."""
+    return scaled(x, var, ratio, eps), (var + eps).sqrt(), ratio.clone(), exact.clone(), here.clone()
+
+
+@torch.library.custom_op("normkit::moving_remember", mutates_args=("ring",))
+def _remember(product: Tensor, here: Tensor, ring: Tensor) -> Tensor:
+    recent = torch.where(here, product, ring.to(product.dtype))
+    ring.copy_(recent)
+    return recent
+
+
+@moving_normalize.register_fake
+def _(
+    x: Tensor, var: Tensor, ratio: Tensor, exact: Tensor, here: Tensor, ring: Tensor, eps: float
+) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(t) for t in (x, var, ratio, exact, here))
+
+
+@_remember.register_fake
+def _(product: Tensor, here: Tensor, ring: Tensor) -> Tensor:
+    return torch.empty_like(ring, dtype=product.dtype)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, *_, ring, _ = inputs
+    ctx.save_for_backward(x, *output[1:], ring)
+
+
+def _moving_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    x, std, ratio, exact, here, ring = ctx.saved_tensors
+    z, g = x / std, dy * ratio
+    product = (g * z).mean(OVER)
+    recent = _remember(product, here, ring)
+    return (g - z * chosen(exact, product, recent)) / std, None, None, None, None, None, None
+
+
+moving_normalize.register_autograd(_moving_backward, setup_context=_keep)

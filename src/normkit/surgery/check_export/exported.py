@@ -1,0 +1,79 @@
+"""The norms in an exported graph, and the layers of the model that they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from normkit.surgery.norms import Norm
+
+ROLES = ("weight", "bias", "running_mean", "running_var")
+
+
+class ExportedNorm(NamedTuple):
+    """A node that normalizes.
+
+    Attributes:
+        layer: the name that the graph itself gives for its layer, if any.
+        op: the operator.
+        eps: as the graph has it; None if it does not say.
+        momentum: weight of the new value; None if it does not say.
+        trains: whether it normalizes with the statistics of the batch it is given.
+        tensors: weight, bias, running_mean and running_var, where the graph holds their values.
+    """
+
+    layer: str | None
+    op: str
+    eps: float | None
+    momentum: float | None
+    trains: bool
+    tensors: Mapping[str, Tensor]
+
+
+class Exported(Protocol):
+    """A graph that can be read and run."""
+
+    what: str
+    """What to call it in messages."""
+
+    def norms(self) -> Iterable[ExportedNorm]:
+        """The nodes that normalize."""
+
+    def written(self) -> set[str]:
+        """Names of the buffers that a run of the graph writes."""
+
+    def runner(self) -> nn.Module:
+        """A module that runs the graph."""
+
+
+def matched(
+    nodes: Iterable[ExportedNorm], model: nn.Module, layers: list[Norm]
+) -> Iterator[tuple[ExportedNorm, Norm | None]]:
+    """Each node with the layer that it was: by name, else by the values it holds."""
+    known = {norm.name: norm for norm in layers}
+    by_identity = {id(norm.layer): norm for norm in layers}
+    for name, module in model.named_modules(
+        remove_duplicate=False
+    ):  # a shared layer is exported under any of its names
+        if id(module) in by_identity:
+            known[name] = by_identity[id(module)]
+    for node in nodes:
+        found = None if node.layer is None else known.get(node.layer)
+        yield node, found or _by_values(node, layers)
+
+
+def _by_values(node: ExportedNorm, layers: list[Norm]) -> Norm | None:
+    if not node.tensors:
+        return None
+    found = [norm for norm in layers if all(_holds(norm.layer, role, value) for role, value in node.tensors.items())]
+    return found[0] if len(found) == 1 else None
+
+
+def _holds(layer: nn.Module, role: str, value: Tensor) -> bool:
+    own: Any = getattr(layer, role, None)
+    return (
+        isinstance(own, Tensor) and own.shape == value.shape and torch.equal(own.detach().cpu().to(value.dtype), value)
+    )

@@ -1,0 +1,180 @@
+"""What a state_dict forgets of a model's norms: eps, momentum, mode and kind."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from normkit.errors import ArgumentError
+from normkit.named_layers import named_layers
+from normkit.spec import describe
+from normkit.surgery.norms import Norm, norms
+
+FORMAT = 1
+
+# What must be the same for weights to mean the same, in the order in which differences are listed.
+_COMPARED = (
+    *("kind", "over", "scope", "updates", "affine", "num_features", "num_groups", "activation"),
+    *("eps", "momentum"),
+)
+# Attributes of a layer that say nothing of what it computes, or that its spec says already.
+_NO_OPTION = {"training", "affine", "elementwise_affine", "inplace", "nonfinite", "domain", "num_channels"}
+
+
+class Difference(NamedTuple):
+    """Something that is not the same in a file and in the model that is to be filled from it.
+
+    Attributes:
+        where: the name of a layer, or of a tensor.
+        what: "eps", "mode", "shape", ...
+        saved: what the file has.
+        here: what the model has.
+    """
+
+    where: str
+    what: str
+    saved: Any
+    here: Any
+
+    @property
+    def words(self) -> str:
+        """The difference, without saying where."""
+        return f"{self.what} is {self.saved} in the file, {self.here} in the model"
+
+    def __str__(self) -> str:
+        return f"{self.where or '(the model itself)'}: {self.words}"
+
+
+def manifest(model: nn.Module) -> dict[str, Any]:
+    """What a state_dict forgets, as plain values that JSON can hold.
+
+    Returns:
+        "format", "normkit" and "torch": versions.
+        "model": the class of the model.
+        "counts": "layers", "parameters" and "norms".
+        "norms": of every norm layer, by name, its "class", its "mode" ("train" or "eval"), what `describe` says of it
+            (kind, over, uses, scope, updates, affine, eps, momentum, num_features, num_groups, activation, exact), its
+            "num_batches_tracked", and "options": whatever else it was made with.
+        "unknown": of layers that are called a norm, and that `describe` does not know, "class" and "options".
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model must be a torch.nn.Module; got a {type(model).__name__}.")
+    layers = dict(named_layers(model))
+    found = norms(model)
+    parameters = {id(p): p for layer in layers.values() for p in layer.parameters(recurse=False) if not is_lazy(p)}
+    return {
+        "format": FORMAT,
+        "normkit": version("normkit"),
+        "torch": str(torch.__version__),
+        "model": _class_name(model),
+        "counts": {
+            "layers": len(layers),
+            "parameters": sum(parameter.numel() for parameter in parameters.values()),
+            "norms": len(found),
+        },
+        "norms": {norm.name: _entry(norm) for norm in found},
+        "unknown": {
+            name: {"class": _class_name(layer), "options": _options(layer)}
+            for name, layer in layers.items()
+            if "norm" in type(layer).__name__.lower() and describe(layer) is None
+        },
+    }
+
+
+def is_manifest(found: Mapping[str, Any]) -> bool:
+    """Whether it says of each norm what is compared."""
+    of_norms = found.get("norms")
+    return isinstance(of_norms, dict) and all(
+        isinstance(entry, dict) and {"class", "mode", "uses", "exact"} <= entry.keys() for entry in of_norms.values()
+    )
+
+
+def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[Difference]:
+    """How the norms of two manifests differ. Torch's layers and ours of the same function do not."""
+    found: list[Difference] = []
+    for name in {**saved["norms"], **here["norms"]}:
+        theirs, ours = saved["norms"].get(name), here["norms"].get(name)
+        if theirs is None or ours is None:
+            found.append(Difference(name, "norm", _called(theirs), _called(ours)))
+        else:
+            found += [Difference(name, *difference) for difference in _between(theirs, ours)]
+    for name, entry in here["unknown"].items():  # what they compute we do not know, but what they were made with
+        theirs = saved.get("unknown", {}).get(name, {})
+        found += [Difference(name, *difference) for difference in _options_between(theirs, entry)]
+    return found
+
+
+def _entry(norm: Norm) -> dict[str, Any]:
+    _, layer, spec = norm
+    counted = getattr(layer, "num_batches_tracked", None)
+    return {
+        "class": _class_name(layer),
+        "mode": "train" if layer.training else "eval",
+        **{name: _plain(value) for name, value in asdict(spec).items()},
+        "num_batches_tracked": counted.tolist() if isinstance(counted, Tensor) and not counted.is_meta else None,
+        "options": {name: value for name, value in _options(layer).items() if not hasattr(spec, name)},
+    }
+
+
+def _options(layer: nn.Module) -> dict[str, Any]:
+    """Public attributes with plain values: r_max, chunk_size, normalized_shape, an LRN's alpha, ..."""
+    public = {name: value for name, value in vars(layer).items() if not name.startswith("_") and name not in _NO_OPTION}
+    return {name: _plain(value) for name, value in public.items() if _is_plain(value)}
+
+
+def _between(saved: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """What differs in one layer, as in the file and as in the model."""
+    # Classes that we know are compared by what they do; one that we do not know may do more than we can see.
+    if _called(saved) != _called(here) and not (saved["exact"] and here["exact"]):
+        yield "class", _called(saved), _called(here)
+    for name in _COMPARED:
+        if saved.get(name) != here.get(name):
+            yield name, saved.get(name), here.get(name)
+    # A mode is a difference where it makes one: a LayerNorm's and a frozen BatchNorm's do not.
+    if saved["uses"] != here["uses"]:
+        what = "mode" if saved["mode"] != here["mode"] else "uses"
+        yield what, saved[what], here[what]
+    yield from _options_between(saved, here)
+
+
+def _options_between(saved: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Options that both have, and that differ."""
+    theirs, ours = saved.get("options", {}), here["options"]
+    for name in theirs:
+        if name in ours and theirs[name] != ours[name]:
+            yield name, theirs[name], ours[name]
+
+
+def _called(entry: Mapping[str, Any] | None) -> str | None:
+    return None if entry is None else str(entry["class"]).rpartition(".")[2]
+
+
+def _class_name(layer: nn.Module) -> str:
+    return f"{type(layer).__module__}.{type(layer).__qualname__}"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, str | bool | numbers.Real)
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON gives it back: no tuples, no numbers of numpy or torch, and infinity as a word."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if math.isfinite(value) else str(value)

@@ -1,1 +1,0 @@
-"""What stands behind `recalibrate` and `adapt`: statistics over batches, and what is watched meanwhile."""

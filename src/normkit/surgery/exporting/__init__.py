@@ -1,1 +1,0 @@
-"""What stands behind `check_export`: reading and running what was exported."""

@@ -1,0 +1,1 @@
+"""`convert`, `freeze` and `unfreeze`: a norm in the place of another, with its state."""

@@ -1,0 +1,196 @@
+"""The layer that takes a norm's place, with all of its state that the place has room for."""
+
+from __future__ import annotations
+
+import inspect
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from normkit.errors import ArgumentError
+from normkit.layers.frozen import FrozenBatchNorm
+from normkit.spec import describe
+from normkit.surgery.norms import AFFINE, STATISTICS, stored_moments
+from normkit.surgery.replace.builders import build, frozen_twin, is_across, place_and_type
+from normkit.surgery.replace.foreign import must_be_understood
+from normkit.surgery.replace.history import parameter_of, remember
+from normkit.surgery.replace.sites import Refused, Site
+from normkit.surgery.replace.targets import TARGETS, Choice, Wanted
+
+CHANNEL_KINDS = ("batch", "renorm", "accumulated", "group", "instance", "filter-response")
+
+
+class Replacement(NamedTuple):
+    """The new layer, whether it computes the same in evaluation, and what there is to say about it."""
+
+    site: Site
+    layer: nn.Module
+    keeps: bool
+    notes: list[str]
+
+    @property
+    def what(self) -> str:
+        """Old and new, in a word each."""
+        old, new = label(self.site.layer), label(self.layer)
+        if old == new:
+            old, new = (f"{type(layer).__module__.split('.')[0]} {old}" for layer in (self.site.layer, self.layer))
+        return f"{old} -> {new}"
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether it normalizes with stored statistics that the old layer had none of."""
+        is_new = stored_moments(self.layer) is not None and stored_moments(self.site.layer) is None
+        return is_new and getattr(self.layer, "num_batches_tracked", None) is not None
+
+
+def label(layer: nn.Module) -> str:
+    """A layer's class, with its groups where it has any."""
+    name = type(layer).__name__
+    return f"{name}({layer.num_groups}, {layer.num_channels})" if isinstance(layer, nn.GroupNorm) else name
+
+
+def replacement(site: Site, asked: Wanted) -> Replacement:
+    """Make what is asked for, for this place; refused where it cannot be."""
+    if _is_one(site, asked):
+        raise Refused("is one already")
+    must_be_movable(site)
+    must_be_understood(site, frozen_twin)
+    if asked.classes == "torch" and site.spec.activation is not None:
+        raise Refused(f"torch's layers have no activation inside, and this one has {site.spec.activation}")
+    new, note = build(site, asked)
+    if asked.to == "frozen":
+        _carry_frozen_(new, site.layer, asked.trainable)
+    else:
+        carry_(new, site.layer)
+    if asked.to in ("sync", "frozen"):
+        remember(new, site.layer, with_tensors=asked.to == "frozen")
+    return Replacement(site, new, _keeps_function(site, new), [*([note] if note else []), *_remarks(site, asked)])
+
+
+def chosen(site: Site, choice: Choice) -> Replacement:
+    """Take what a function of the spec gives, and let it have the old layer's state where it has places for it."""
+    must_be_movable(site)
+    new = choice(site.spec)
+    if new is None:
+        raise Refused("the function returned None")
+    if not isinstance(new, nn.Module):
+        raise ArgumentError(f"to(spec) must return a torch.nn.Module or None; got a {type(new).__name__}.")
+    new.to(**place_and_type(site.layer)).train(site.layer.training)
+    spec = describe(new)
+    if spec is not None:
+        must_be_understood(site, frozen_twin)
+        if spec.activation != site.spec.activation:
+            raise Refused(f"its activation {site.spec.activation} would become {spec.activation}")
+        carry_(new, site.layer)
+    return Replacement(site, new, spec is not None and _keeps_function(site, new), ["as the function chose"])
+
+
+def must_be_movable(site: Site) -> None:
+    """Refuse what no other norm can take the place of, whatever is asked for."""
+    layer, spec = site.layer, site.spec
+    if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
+        raise Refused("it has no size yet; run the model once")
+    if spec.over == ("N",):
+        raise Refused("it has statistics of its own for every position")
+    if spec.kind not in (*CHANNEL_KINDS, "layer", "rms"):
+        raise Refused(f'no other norm can stand in for a "{spec.kind}" one')
+    if spec.activation == "threshold":
+        raise Refused("no other norm has a place for its learned threshold")
+
+
+def carry_(new: nn.Module, old: nn.Module) -> None:
+    """Give a layer the old one's gamma, beta and statistics, the very tensors, where it has places of their shape."""
+    for name in AFFINE:
+        place, value = new._parameters.get(name), getattr(old, name, None)
+        if place is not None and value is not None and place.shape == value.shape:
+            new._parameters[name] = parameter_of(old, name)
+    _carry_statistics_(new, old)
+    if stored_moments(old) is not None and stored_moments(new) is not None:
+        # It may have been switched off since the layer was made.
+        vars(new)["track_running_stats"] = getattr(old, "track_running_stats", True)
+    _keep_attributes_(new, old)
+
+
+def _carry_statistics_(new: nn.Module, old: nn.Module, cloned: bool = False) -> None:
+    """Give `new` the running statistics of `old` in the places it has for them: the tensors themselves, or clones."""
+    for name in STATISTICS:
+        stored, place = getattr(old, name, None), new._buffers.get(name)
+        if isinstance(stored, Tensor) and place is not None and place.shape == stored.shape:
+            new._buffers[name] = stored.detach().clone() if cloned else stored
+
+
+def _carry_frozen_(new: nn.Module, old: nn.Module, trainable: bool) -> None:
+    """As `carry_`, but with clones, which an optimizer that holds the old parameters cannot reach."""
+    for name in AFFINE:
+        value = getattr(old, name, None)
+        if value is not None and trainable:
+            del new._buffers[name]
+            new.register_parameter(name, parameter_of(old, name))
+        elif value is not None:
+            new._buffers[name] = value.detach().clone()
+    _carry_statistics_(new, old, cloned=True)
+    _keep_attributes_(new, old)
+
+
+def _keep_attributes_(new: nn.Module, old: nn.Module) -> None:
+    """Keep what somebody has hung on the layer: attributes that none of its constructors knows."""
+    kinds = [kind for kind in type(old).__mro__ if issubclass(kind, nn.Module)]
+    own = {name for kind in kinds for name in inspect.signature(kind).parameters}
+    for name, value in vars(old).items():
+        if not (name in own or name.startswith("_") or name == "forward" or hasattr(new, name)):
+            vars(new)[name] = value
+
+
+def _is_one(site: Site, asked: Wanted) -> bool:
+    """Whether the layer is of the class asked for, and has the options that were asked for."""
+    layer, kinds = site.layer, [*asked.target.classes(asked.classes).values()]
+    if asked.to == "layer" and site.spec.num_groups == 1:  # which is what becomes of a layer norm of maps
+        kinds += TARGETS["group"].classes(asked.classes).values()
+    if type(layer) not in kinds or "forward" in vars(layer):
+        return False
+    if isinstance(layer, FrozenBatchNorm) and site.spec.affine is not False:
+        learns = next(layer.parameters(), None) is not None
+        if learns != asked.trainable:
+            return False
+    if "groups" in asked.options:
+        return build(site, asked)[0].num_groups == site.spec.num_groups
+    return all(vars(layer).get(name) == value for name, value in asked.options.items())
+
+
+def _keeps_function(site: Site, new: nn.Module) -> bool:
+    """Whether evaluation stays what it was, up to rounding."""
+    spec = describe(new)
+    assert spec is not None
+    stored, stores = stored_moments(site.layer) is not None, stored_moments(new) is not None
+    if (spec.eps != site.spec.eps and site.spec.eps is not None) or stored != stores:
+        return False
+    if stored:
+        return True
+    if is_across(site):  # every batch has its own statistics, then as now
+        return spec.kind == "batch" and spec.scope != "ghost"
+    return spec.kind == site.spec.kind == "rms" or _groups(site.layer) == _groups(new) is not None
+
+
+def _groups(layer: nn.Module) -> int | None:
+    """Sets of statistics per example; None for norms of another kind."""
+    spec = describe(layer)
+    if spec is None or spec.kind not in ("group", "instance", "layer"):
+        return None
+    return {"group": spec.num_groups, "instance": spec.num_features, "layer": 1}[spec.kind]
+
+
+def _remarks(site: Site, asked: Wanted) -> list[str]:
+    """What else a user should know."""
+    layer, remarks = site.layer, []
+    if site.spec.activation is not None and asked.to != "filter-response":
+        remarks.append(f"{site.spec.activation} kept")
+    nonfinite = getattr(layer, "nonfinite", "propagate")
+    if nonfinite != "propagate" and asked.to != "frozen" and "nonfinite" not in asked.target.taken(asked.classes):
+        remarks.append(f'nonfinite="{nonfinite}" dropped: it has no such option')
+    if isinstance(getattr(layer, "eps", None), Tensor):
+        remarks.append("its learned eps dropped")
+    count = getattr(layer, "num_batches_tracked", None)
+    if asked.to == "frozen" and count is not None and not count.is_meta and int(count) == 0:
+        remarks.append("warning: no batch has ever updated its statistics")
+    return remarks

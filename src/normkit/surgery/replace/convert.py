@@ -1,0 +1,131 @@
+"""Other norms in the place of those a model has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from normkit.batches import Forward
+from normkit.errors import ArgumentError
+from normkit.spec import describe
+from normkit.surgery.norms import AFFINE, unknown_norms
+from normkit.surgery.operation import Operation, become, operation
+from normkit.surgery.replace import fit
+from normkit.surgery.replace.builders import is_across
+from normkit.surgery.replace.carry import Replacement, chosen, label, replacement
+from normkit.surgery.replace.sites import Refused, Site, sites
+from normkit.surgery.replace.targets import Choice, Classes, TargetName, Wanted, wanted
+from normkit.surgery.result import Surgery
+
+
+def convert(
+    model: nn.Module,
+    to: TargetName | Choice,
+    example: Any = None,
+    *,
+    forward: Forward | None = None,
+    calibrate: Iterable[Any] | None = None,
+    classes: Classes = "normkit",
+    inplace: bool = False,
+    **options: Any,
+) -> Surgery:
+    """Put other norms in the place of all that can be replaced.
+
+    "batch", "sync", "frozen", "renorm" and "ghost" are one function in evaluation, and turn into one another without
+    loss: options, statistics, gamma and beta, activation, mode. The others normalize something else; they take gamma
+    and beta, or, with `calibrate`, those that bring each layer's outputs closest to what they were.
+
+    Args:
+        model: of any kind; it may itself be a norm.
+        to: "batch", "sync", "frozen", "renorm", "ghost", "group", "instance", "layer", "rms", "filter-response", or a
+            function of a NormSpec that returns the new module, or None to leave this one alone. A norm that it
+            returns gets the old one's gamma, beta and statistics where it has places of their shape.
+        example: a batch, to measure parity with, and to see the shapes that a class does not tell.
+        forward: `forward(model, batch)`, if the model is not called with the batch, or the first element of it.
+        calibrate: batches to fit gamma and beta on, where the function cannot be kept.
+        classes: whose classes the new layers are: ours, or torch's own.
+        inplace: change the model itself, not a copy.
+        options: for the new layers: eps, momentum, groups, chunk_size, r_max and so on, as the target takes them.
+    """
+    asked = _asked(to, classes, options)
+    with operation(model, inplace) as op:
+        before = op.trace(example, forward)
+        planned = _plan(op, sites(op.model, example, forward), asked, calibrate is not None)
+        notes = _calibrated(op.model, planned, calibrate, forward)
+        for one, note in zip(planned, notes, strict=True):
+            op.change(one.site.name, one.what, "; ".join([*one.notes, note]))
+            become(one.site.layer, one.layer)
+        return op.result(before, example, forward)
+
+
+def _asked(to: TargetName | Choice, classes: str, options: dict[str, Any]) -> Wanted | Choice:
+    if isinstance(to, str) or not callable(to):
+        return wanted(to, classes, options)
+    beside = [*options, *(["classes"] if classes != "normkit" else [])]
+    if beside:
+        raise ArgumentError(f"a function makes the new layers itself; got the options {', '.join(beside)} beside it.")
+    return to
+
+
+def _plan(op: Operation, found: list[Site], asked: Wanted | Choice, calibrated: bool) -> list[Replacement]:
+    """A replacement for every norm that can have one; the others are noted as skipped."""
+    planned: list[Replacement] = []
+    only_batch_norms = not calibrated and any(is_across(site) for site in found)
+    for site in found:
+        try:
+            one = _planned(site, asked, only_batch_norms)
+        except Refused as why:
+            op.skip(site.name, label(site.layer), str(why))
+            continue
+        if any(one.layer is other.layer for other in planned):
+            raise ArgumentError("to(spec) returned one module for two layers; make a new one on every call.")
+        planned.append(one)
+    for name, layer in unknown_norms(op.model):
+        op.skip(name, label(layer), "is not a norm we know")
+    return planned
+
+
+def _planned(site: Site, asked: Wanted | Choice, only_batch_norms: bool) -> Replacement:
+    if not isinstance(asked, Wanted):
+        return chosen(site, asked)
+    one = replacement(site, asked)
+    if only_batch_norms and one.needs_statistics:  # back from "sync", say, nobody wants a GroupNorm spoilt
+        raise Refused("it has no statistics to give, as the batch norms beside it have; pass calibrate= to convert it")
+    return one
+
+
+def _calibrated(
+    model: nn.Module, planned: list[Replacement], batches: Iterable[Any] | None, forward: Forward | None
+) -> list[str]:
+    """Fit what changes the function, if there are batches to fit on, and say of each how close it comes."""
+    if batches is None:
+        return [_difference(one) for one in planned]
+    changing = [one for one in planned if not one.keeps and _can_be_fitted(one)]
+    seen = fit.observe(model, changing, batches, forward)
+    explained = {id(changing[i]): fit.fit_(changing[i], sums) for i, sums in seen.items()}
+    return [_closeness(one, explained.get(id(one))) for one in planned]
+
+
+def _can_be_fitted(one: Replacement) -> bool:
+    has_affine = any(one.layer._parameters.get(name) is not None for name in AFFINE)
+    return describe(one.layer) is not None and (has_affine or one.needs_statistics)
+
+
+def _difference(one: Replacement) -> str:
+    if one.keeps:
+        return "evaluation is the same"
+    if one.needs_statistics:
+        return "evaluation differs: its statistics are those of no batch; recalibrate, or pass calibrate="
+    return "evaluation differs"
+
+
+def _closeness(one: Replacement, explained: float | None) -> str:
+    if one.keeps:
+        return _difference(one)
+    if not _can_be_fitted(one):
+        return f"{_difference(one)}; it has no gamma or beta to fit"
+    if explained is None:
+        return f"{_difference(one)}; no batch reached it"
+    return f"fitted: {explained:.1%} of the old output's variance explained"

@@ -1,0 +1,100 @@
+"""What a classifier predicts over many batches: how sure it is, and of how many classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, distributed
+
+from normkit.batches import tensors_in
+from normkit.errors import ArgumentError
+
+Logits = Callable[[Any], Tensor] | Literal["first"] | None
+
+
+class Predictions(NamedTuple):
+    """Entropies, in nats, over all examples.
+
+    Attributes:
+        entropy: of single predictions, on average: how unsure the model is.
+        mean_entropy: of the mean prediction: how evenly it uses its classes. It falls when all become one.
+        classes: how many classes it names, in effect: the exponential of the entropy of what it names.
+    """
+
+    entropy: float
+    mean_entropy: float
+    classes: float
+
+    def __str__(self) -> str:
+        return f"entropy {self.entropy:.2f}, of the mean prediction {self.mean_entropy:.2f}, {self.classes:.1f} classes"
+
+
+class Ballot:
+    """Counts predictions as they come."""
+
+    def __init__(self) -> None:
+        self._entropy = 0.0
+        self._examples = 0
+        self._sum: Tensor = torch.zeros(())
+        self._named: Tensor = torch.zeros(())
+
+    @torch.no_grad()
+    def add(self, logits: Tensor) -> None:
+        """Count the predictions of a batch: (N, classes)."""
+        logits = logits.detach().to("cpu", torch.float64)
+        chances = logits.softmax(1)
+        self._entropy += entropies(logits).sum().item()
+        self._examples += len(logits)
+        self._sum = self._sum + chances.sum(0)
+        self._named = self._named + torch.bincount(chances.argmax(1), minlength=logits.shape[1])
+
+    def merge_ranks(self, group: Any, device: torch.device | None) -> None:
+        """Count what all ranks of a group have counted."""
+        single = torch.tensor([self._entropy, self._examples], dtype=torch.float64)
+        packed = torch.cat([single, self._sum.flatten().double(), self._named.flatten().double()]).to(device)
+        distributed.all_reduce(packed, group=group)
+        both, (self._sum, self._named) = packed[:2].tolist(), packed[2:].cpu().chunk(2)
+        self._entropy, self._examples = both[0], int(both[1])
+
+    def predictions(self) -> Predictions | None:
+        """What was counted; None if nothing was."""
+        if not self._examples:
+            return None
+        share = _entropy(self._named / self._examples)
+        return Predictions(
+            self._entropy / self._examples,
+            _entropy(self._sum / self._examples),
+            math.exp(share) if math.isfinite(share) else math.nan,
+        )
+
+
+def entropies(logits: Tensor) -> Tensor:
+    """The entropy of each prediction: (N, classes) to (N)."""
+    logs = logits.log_softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    logs = logs.clamp(min=torch.finfo(logs.dtype).min)  # a class that is ruled out, -inf, adds nothing, and no NaN
+    return -(logs.exp() * logs).sum(1)
+
+
+def _entropy(chances: Tensor) -> float:
+    return float(torch.special.entr(chances).sum())
+
+
+def logits_of(output: Any, logits: Logits) -> Tensor | None:
+    """The logits in a model's output, as (N, classes); None if there are none.
+
+    Of (N, classes, ...) every position is a prediction. "first" takes the first tensor, if it can be logits at all.
+    """
+    if logits is None:
+        return None
+    found = next(iter(tensors_in(output)), None) if logits == "first" else logits(output)
+    fits = isinstance(found, Tensor) and found.is_floating_point() and found.dim() >= 2 and found.shape[1] >= 2
+    if not fits and logits == "first":
+        return None
+    if not fits:
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ArgumentError(f"logits must return a tensor (N, classes) or (N, classes, ...); got {got}.")
+    assert isinstance(found, Tensor)
+    return found.movedim(1, -1).flatten(0, -2)

@@ -1,0 +1,98 @@
+"""Entropy minimization on gamma and beta (Wang et al. 2021, "Tent")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Adam, Optimizer
+
+from normkit.batches import in_evaluation
+from normkit.errors import ArgumentError, NonFiniteError
+from normkit.named_layers import named_layers
+from normkit.surgery.no_updates import no_updates
+from normkit.surgery.norms import Norm, norms
+from normkit.surgery.statistics.collect import Batches
+from normkit.surgery.statistics.predictions import Logits, entropies, logits_of
+
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+
+
+class EntropySteps:
+    """Steps on the gammas and betas of a model, one per batch; nothing else in it is written."""
+
+    def __init__(self, model: nn.Module, lr: float, epochs: int, optimizer: MakeOptimizer | None) -> None:
+        self._model, self._epochs = model, epochs
+        self.learned = {norm.name: found for norm in norms(model) if (found := _gamma_and_beta(norm))}
+        if not self.learned:
+            raise ArgumentError(
+                'method "tent" steps on gamma and beta, and no norm of this model has any to learn. Use "adabn".'
+            )
+        self.moved: set[str] = set()
+        self._make = optimizer or (lambda parameters: Adam(parameters, lr=lr))
+
+    def take(self, seeing_batches: Sequence[Norm], batches: Batches, logits: Logits) -> None:
+        """Lower the entropy of predictions, while these norms normalize with batch statistics, which are not kept."""
+        parameters = list({id(p): p for found in self.learned.values() for p in found}.values())
+        before = {id(p): p.detach().clone() for p in parameters}
+        with (
+            in_evaluation(self._model),
+            torch.enable_grad(),
+            no_updates(self._model),
+            _learning(self._model, parameters),
+        ):
+            for norm in seeing_batches:
+                norm.layer.training = True
+            optimizer = self._make(parameters)
+            for _ in range(self._epochs):
+                batches.run(self._model, lambda output: _step(optimizer, output, logits))
+        if not all(p.isfinite().all() for p in parameters):
+            raise NonFiniteError("gamma or beta became NaN or infinite.")
+        self.moved = {
+            name for name, found in self.learned.items() if not all(torch.equal(p, before[id(p)]) for p in found)
+        }
+
+
+def _gamma_and_beta(norm: Norm) -> list[nn.Parameter]:
+    if "W" in norm.spec.over or not norm.spec.over:  # what these call a weight is not a gamma
+        return []
+    own = norm.layer._parameters
+    return [p for p in (own.get("weight"), own.get("bias")) if p is not None]
+
+
+def _step(optimizer: Optimizer, output: Any, logits: Logits) -> None:
+    found = logits_of(output, logits)
+    if found is None:
+        raise ArgumentError(
+            'method "tent" needs logits, (N, classes) with 2 classes or more; the first tensor of the output is not '
+            'of that shape. Pass logits=lambda output: ..., or use "adabn".'
+        )
+    loss = entropies(found).mean()
+    if not loss.requires_grad:
+        raise ArgumentError(
+            "the output does not depend on gamma and beta; forward must not detach it or stop gradients."
+        )
+    if not loss.isfinite():
+        raise NonFiniteError(f"the entropy of the predictions became {loss.item()}.")
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+@contextmanager
+def _learning(model: nn.Module, learned: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Let these parameters learn and no others; afterwards each has its requires_grad and its gradient again."""
+    found = [p for _, layer in named_layers(model) for p in layer._parameters.values() if p is not None]
+    before = [(p, p.requires_grad, p.grad) for p in {id(p): p for p in found}.values()]
+    try:
+        for p, _, _ in before:
+            p.requires_grad_(any(p is one for one in learned))
+            p.grad = None
+        yield
+    finally:
+        for p, required, grad in before:
+            p.requires_grad_(required)
+            p.grad = grad

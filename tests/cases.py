@@ -1,8 +1,0 @@
-"""One row per layer (and per option that changes its arithmetic). Every conformance test runs over all rows."""
-
-from case import Case as Case
-from case import randomise_ as randomise_
-from rows import across, mixed, relatives, weights, within
-
-CASES = [*across.ROWS, *relatives.ROWS, *within.ROWS, *mixed.ROWS, *weights.ROWS]
-TWINS = [case for case in CASES if case.twin is not None]

@@ -1,0 +1,65 @@
+"""Pixels on their way into a network: standardized, cut and mirrored as was said."""
+
+import pytest
+import torch
+
+from normkit.errors import ArgumentError
+from normkit.lab.data.transforms import crops, cut_and_mirrored, standardized
+
+
+def pixels_of(count, channels=3, height=9, width=11, seed=0):
+    shape = (count, channels, height, width)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def test_training_images_become_standard_in_each_channel():
+    pixels = pixels_of(50) // torch.tensor([1, 2, 4], dtype=torch.uint8).view(3, 1, 1)
+    x = standardized(pixels)(pixels)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(x.std((0, 2, 3)), torch.ones(3), atol=1e-5, rtol=0)
+    before = pixels.clone()
+    standardized(pixels)(pixels[:2])
+    assert torch.equal(pixels, before)
+
+
+def test_every_cut_is_part_of_its_image_and_all_places_and_both_sides_come():
+    image = torch.arange(5 * 6, dtype=torch.uint8).view(1, 1, 5, 6)
+    pixels = image.expand(400, 1, 5, 6)
+    cut = cut_and_mirrored(lambda pixels: pixels, 4)(pixels, torch.Generator().manual_seed(1))
+    wanted = {
+        tuple(part.flatten().tolist())
+        for top in range(2)
+        for left in range(3)
+        for square in [image[0, 0, top : top + 4, left : left + 4]]
+        for part in (square, square.flip(1))
+    }
+    assert {tuple(part.flatten().tolist()) for part in cut} == wanted
+
+
+def test_channels_of_an_image_are_cut_alike():
+    pixels = pixels_of(20, channels=1).expand(20, 3, 9, 11)
+    cut = cut_and_mirrored(lambda pixels: pixels, 5)(pixels, torch.Generator().manual_seed(2))
+    assert torch.equal(cut[:, 0], cut[:, 1])
+    assert torch.equal(cut[:, 0], cut[:, 2])
+
+
+def test_crops_at_evaluation():
+    pixels = pixels_of(2)
+    (centre,) = crops(pixels, 5, 1)
+    assert torch.equal(centre, pixels[:, :, 2:7, 3:8])
+    ten = list(crops(pixels, 5, 10))
+    assert len(ten) == 10
+    assert torch.equal(ten[0], centre)
+    assert all(torch.equal(mirror, square.flip(3)) for square, mirror in zip(ten[::2], ten[1::2], strict=True))
+    assert torch.equal(ten[2], pixels[:, :, :5, :5])
+    assert torch.equal(ten[8], pixels[:, :, -5:, -5:])
+
+
+def test_squares_that_do_not_fit_are_refused():
+    with pytest.raises(ArgumentError, match="10 pixels cannot be cut from images of 9 x 11"):
+        list(crops(pixels_of(1), 10, 1))
+    with pytest.raises(ArgumentError, match="count must be 1 or 10; got 3"):
+        list(crops(pixels_of(1), 5, 3))
+    with pytest.raises(ArgumentError, match="0 pixels"):
+        cut_and_mirrored(lambda pixels: pixels, 0)(pixels_of(1), torch.Generator())

@@ -1,0 +1,157 @@
+"""The page in a real browser: quiet, offline, drawn, and readable wherever it is shown."""
+
+import base64
+
+import pytest
+
+from normkit.lab.findings import Curve, Figure, Findings
+from normkit.lab.report import Section, write_report
+from support import report_samples
+from support.browser import Page
+
+DRAWN = [figure for section in report_samples.sections() for figure in section.findings.figures]
+COLOUR = "getComputedStyle(document.documentElement).backgroundColor"
+AXIS = "getComputedStyle(document.querySelector('.xtick text')).fill"
+
+
+@pytest.fixture
+def open_page(browser, report):
+    opened = []
+
+    def of(**options):
+        opened.append(Page(browser, report.as_uri(), **options))
+        return opened[-1]
+
+    yield of
+    for page in opened:
+        page.close()
+
+
+@pytest.fixture(scope="module")
+def page(browser, report):
+    """A page that its tests leave as it was."""
+    opened = Page(browser, report.as_uri())
+    yield opened
+    opened.close()
+
+
+def traces(page):
+    return page.run("[...document.querySelectorAll('.chart')].map((p) => p.querySelectorAll('.trace').length)")
+
+
+def test_it_loads_without_trouble_and_asks_for_nothing(page, report):
+    assert page.troubles() == []
+    assert [url for url in page.requests() if not url.startswith("data:")] == [report.as_uri()]
+
+
+def test_every_figure_is_drawn_with_all_its_curves_and_bands(page):
+    assert page.run("[...document.querySelectorAll('.chart')].every((p) => p.querySelector('svg.main-svg'))")
+    with_bands = [len(f.curves) + sum(c.low is not None for c in f.curves) for f in DRAWN]
+    assert traces(page) == with_bands
+    dashed = "[...document.querySelectorAll('.chart .js-line')].filter((l) => l.style.strokeDasharray).length"
+    assert page.run(dashed) == sum(curve.is_published for f in DRAWN for curve in f.curves)
+
+
+def test_a_logarithmic_axis_is_labelled_at_powers_of_ten(browser, tmp_path):
+    figure = Figure(
+        "rates", "rate", "accuracy", [Curve("BN", [0.001, 0.0316, 1.0, 31.6], [0.1, 0.8, 0.8, 0.1])], log_x=True
+    )
+    section = Section(report_samples.paper_run(), Findings("", "", "unclear", [], figures=[figure]), "title", "")
+    page = Page(browser, write_report([section], tmp_path / "r.html").as_uri())
+    labels = page.run(
+        "[...document.querySelectorAll('.xtick text')].map((t) => t.textContent.replaceAll('\\u200b', ''))"
+    )
+    assert labels == ["10−3", "10−2", "10−1", "1", "10"]  # noqa: RUF001, the sign and not the hyphen
+    assert page.troubles() == []
+    page.close()
+
+
+def test_one_name_has_one_colour_in_all_figures(page):
+    lines = page.run(
+        "[...document.querySelectorAll('.chart')].map((p) => p._fullData.filter((t) => t.mode !== 'lines' || "
+        "t.line.dash === 'dash').map((t) => [t.name.replace(' (published)', ''), t.line.color]))"
+    )
+    pairs = {tuple(pair) for figure in lines for pair in figure}
+    assert len(pairs) == len({name for name, _ in pairs}) == len({c.name for f in DRAWN for c in f.curves})
+
+
+@pytest.mark.parametrize(("figure", "curve", "point", "words"), [
+    (0, "BN-x5", 2, ["BN-x5", "steps: 2,000", "accuracy: 0.31", "("]),
+    (2, report_samples.HOSTILE, 0, ["<b>&amp; %{x} [red]", "0.5"]),
+], ids=["plain", "hostile"])  # fmt: skip
+def test_hovering_shows_arm_step_and_value(page, figure, curve, point, words):
+    index = next(i for i, c in enumerate(DRAWN[figure].curves) if c.name == curve)
+    x, y = page.run(
+        f"""(() => {{
+          const plot = document.querySelectorAll('.chart')[{figure}];
+          plot.scrollIntoView({{block: 'center'}});
+          const trace = plot._fullData[plot._fullData.length - {len(DRAWN[figure].curves)} + {index}];
+          const box = plot.getBoundingClientRect();
+          const at = (axis, value) => axis._offset + axis.l2p(value);
+          const {{xaxis, yaxis}} = plot._fullLayout;
+          return [box.x + at(xaxis, trace.x[{point}]), box.y + at(yaxis, trace.y[{point}])];
+        }})()"""
+    )
+    page.hover(x, y)
+    label = page.run(f"document.querySelectorAll('.chart')[{figure}].querySelector('.hoverlayer').textContent")
+    assert [word for word in words if word not in label] == []
+    assert page.troubles() == []
+
+
+def test_a_name_in_the_legend_hides_and_shows_its_curve_and_band(page):
+    before = traces(page)
+    page.run("document.querySelector('.key').click()")
+    assert traces(page)[0] == before[0] - 2
+    assert page.run("document.querySelector('.key').getAttribute('aria-pressed')") == "false"
+    page.run("document.querySelector('.key').click()")
+    assert traces(page) == before
+
+
+def test_dark_is_dark_from_the_start_and_when_it_comes(open_page):
+    page = open_page(scheme="dark")
+    dark = page.run(COLOUR), page.run(AXIS)
+    page.emulate(scheme="light")
+    page.settle()
+    light = page.run(COLOUR), page.run(AXIS)
+    assert dark[0] != light[0]
+    assert dark[1] != light[1]
+    page.emulate(scheme="dark")
+    page.settle()
+    assert (page.run(COLOUR), page.run(AXIS)) == dark
+    assert page.troubles() == []
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_nothing_is_wider_than_the_page(open_page, width):
+    page = open_page(width=1000)
+    page.resize(width)
+    page.settle()
+    wide = """[...document.querySelectorAll('body *')].filter((e) => !e.closest('.scroll') || e.matches('.scroll'))
+        .filter((e) => !e.closest('svg') || e.matches('.main-svg'))
+        .filter((e) => e.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5)
+        .map((e) => e.outerHTML.slice(0, 80))"""
+    assert page.run(wide) == []
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    assert page.run("document.querySelector('.chart svg').clientWidth > 0.85 * document.body.clientWidth - 40")
+
+
+def test_on_paper_it_is_light_without_controls_and_unfolded(open_page):
+    page = open_page(scheme="dark")
+    page.emulate(media="print", scheme="dark")
+    page.settle()
+    shown = "[...document.querySelectorAll('nav, .hint, .figure-numbers')].filter((e) => e.offsetParent).length"
+    assert page.run(shown) == 0
+    assert page.run("[...document.querySelectorAll('.chart path.point')].every((p) => p.getBoundingClientRect().width)")
+    assert page.run("[...document.querySelectorAll('details.settings')].every((d) => d.open)")
+    assert page.run("[...document.querySelectorAll('.chart svg.main-svg')].every((s) => s.clientWidth === 660)")
+    assert page.run("getComputedStyle(document.documentElement).color") == "rgb(29, 31, 33)"
+    page.emulate(scheme="dark")
+    page.settle()
+    assert not page.run("[...document.querySelectorAll('details.settings')].some((d) => d.open)")
+    assert page.run("document.querySelector('.chart svg').clientWidth") > 660
+
+
+def test_it_prints(open_page):
+    page = open_page(scheme="dark")
+    assert base64.b64decode(page.call("Page.printToPDF")["data"]).startswith(b"%PDF")
+    assert page.troubles() == []

@@ -1,0 +1,50 @@
+"""What is said about values over seeds, when some have none, and what is drawn."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from normkit.lab.record import TrialRecord
+from normkit.lab.summaries import accuracy_figures, verdict, with_range
+
+
+@pytest.mark.parametrize(
+    ("values", "never", "told"),
+    [
+        ([100.0], math.inf, "100"),
+        ([300.0, 100.0, 200.0], math.inf, "200 (100 to 300)"),
+        ([300.0, None, 200.0], math.inf, "300 (200 to 300, 1 never)"),  # the most steps of the three are endless
+        ([300.0, None, 200.0], -math.inf, "200 (200 to 300, 1 never)"),
+        ([None, None, 200.0], -math.inf, "never (200 to 200, 2 never)"),
+        ([None, None], math.inf, "never"),
+        ([], math.inf, "-"),
+    ],
+)
+def test_a_median_counts_those_that_never_came(values, never, told):
+    assert with_range(values, never=never) == told
+
+
+@pytest.mark.parametrize(
+    ("holds", "is_complete", "outcome"),
+    [
+        ([True, True], True, "supported"),
+        ([True, False], True, "unclear"),
+        ([False, False], True, "contradicted"),
+        ([True, True], False, "unclear"),
+    ],
+)
+def test_the_verdict_over_parts_of_a_claim(holds, is_complete, outcome):
+    assert verdict(holds, is_complete) == outcome
+
+
+def trial(*accuracies):
+    lines = [{"step": 10 * i, "seconds": i, "accuracy": value} for i, value in enumerate(accuracies)]
+    return TrialRecord(Path(), {}, lines, None)
+
+
+def test_the_close_up_has_those_that_come_near_the_best():
+    whole, close, timed = accuracy_figures({"high": [trial(0.1, 0.8, 0.9)], "low": [trial(0.1, 0.2, 0.3)]})
+    assert [curve.name for curve in whole.curves] == ["high", "low"]
+    assert [(curve.name, list(curve.x)) for curve in close.curves] == [("high", [20])]
+    assert [list(curve.x) for curve in timed.curves] == [[0, 1, 2]] * 2

@@ -1,0 +1,94 @@
+"""Which part of a batch is the input, which errors tell what, and where tensors are found."""
+
+from collections import namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from normkit import ArgumentError
+from normkit.batches import each_batch, feed, in_evaluation, moved, repeatable, tensors_in
+
+
+class Sum(nn.Module):
+    def forward(self, x, y=0):
+        return x + y
+
+
+X, Y = torch.randn(3), torch.randn(3)
+Pair = namedtuple("Pair", "a b")
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    others: tuple
+
+
+@pytest.mark.parametrize(
+    ("batch", "output"),
+    [(X, X), ((X, Y), X), ([X], X), ({"x": X, "y": Y}, X + Y), (Pair(X, Y), X)],
+    ids=["tensor", "tuple", "list", "dict", "named tuple"],
+)
+def test_what_the_input_is(batch, output):
+    assert torch.equal(feed(Sum(), batch), output)
+
+
+def test_another_forward_takes_the_whole_batch():
+    assert torch.equal(feed(Sum(), (X, Y), lambda model, batch: model(*batch)), X + Y)
+
+
+def test_an_empty_tuple_is_no_batch():
+    with pytest.raises(ArgumentError, match="empty tuple"):
+        feed(Sum(), ())
+
+
+def test_batches_come_in_order_and_loaders_do():
+    assert list(each_batch([1, 2, 3])) == [1, 2, 3]
+    assert len(list(each_batch(DataLoader(torch.randn(5, 2), batch_size=2)))) == 3
+    assert list(each_batch(iter([1, 2]))) == [1, 2]
+
+
+def test_no_batches_are_an_error_that_speaks_of_generators():
+    spent = (batch for batch in [X])
+    list(spent)
+    for empty in ([], spent):
+        with pytest.raises(ArgumentError, match="only once"):
+            each_batch(empty)
+
+
+@pytest.mark.parametrize("wrong", [X, {"x": X}, 3, "data"])
+def test_one_batch_is_not_an_iterable_of_them(wrong):
+    with pytest.raises(ArgumentError, match=r"Pass \[batch\]"):
+        each_batch(wrong)
+
+
+def test_iterators_cannot_be_repeated():
+    assert repeatable([1], "this") == [1]
+    with pytest.raises(ArgumentError, match="exact=True goes through the batches more than once"):
+        repeatable(iter([1]), "exact=True")
+
+
+def test_tensors_are_found_in_any_nesting():
+    nested = {"a": [X, (Y, "text")], "b": Output(X, (Pair(Y, None),))}
+    assert [id(tensor) for tensor in tensors_in(nested)] == [id(X), id(Y), id(X), id(Y)]
+    assert tensors_in(Output) == []
+
+
+def test_moving_keeps_the_structure():
+    meta = moved({"a": [X, Pair(Y, 3)], "b": "text"}, torch.device("meta"))
+    assert meta["a"][0].is_meta
+    assert type(meta["a"][1]) is Pair
+    assert meta["a"][1].a.is_meta
+    assert (meta["a"][1].b, meta["b"]) == (3, "text")
+
+
+def test_each_layer_gets_its_own_mode_back():
+    model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3))
+    model[1].eval()
+    with in_evaluation(model):
+        assert not any(module.training for module in model.modules())
+        assert not torch.is_grad_enabled()
+    assert [module.training for module in model.modules()] == [True, True, False]
