@@ -11,7 +11,7 @@ ROOT = Path(normkit.__file__).parent
 
 # Each part may import those before it.
 ORDER = [
-    ["errors", "finding", "tracing", "_core"],
+    ["errors", "finding", "tracing", "atomic", "jsonable", "_core"],
     ["moments", "activations", "optional"],
     ["affine"],
     ["kernels"],
