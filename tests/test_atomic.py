@@ -8,6 +8,12 @@ def write(path, text):
         part.write_text(text)
 
 
+def fail_half_way(path):
+    with replacing(path) as part:
+        part.write_text("new")
+        raise RuntimeError("half-way")
+
+
 def test_a_file_is_replaced_whole(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
@@ -21,9 +27,8 @@ def test_a_file_is_replaced_whole(tmp_path):
 def test_after_an_error_nothing_has_happened(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
-    with pytest.raises(RuntimeError, match="half-way"), replacing(path) as part:
-        part.write_text("new")
-        raise RuntimeError("half-way")
+    with pytest.raises(RuntimeError, match="half-way"):
+        fail_half_way(path)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
