@@ -6,10 +6,13 @@ INSTALLED := $(VENV)/.installed
 
 SOURCES := $(VENV)/.sources
 
-.PHONY: help demo test lint types tests bench clean FORCE
+# All seeds of a test run are made from this number; BASE=random draws one. It is printed, and gives the same run again.
+BASE ?= 0
+
+.PHONY: help demo test test-deep lint types bench clean FORCE
 
 help:  ## what there is to make
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 # An editable install knows the files that were there: it is renewed when one comes or goes, not when one changes.
 $(SOURCES): FORCE
@@ -24,7 +27,11 @@ $(INSTALLED): pyproject.toml constraints.txt tests/architectures.txt CMakeLists.
 demo: $(INSTALLED)  ## what made Batch Normalization famous, on this machine, in minutes
 	$(BIN)/normkit lab run paper --out runs/paper $(if $(wildcard runs/paper/run.json),--resume)
 
-test: lint types tests  ## everything that CI checks
+test: lint types  ## what to run after every change: lint, types and tests, in minutes
+	$(BIN)/pytest --numprocesses auto --base $(BASE)
+
+test-deep: $(INSTALLED)  ## every test: all rows, compilers, exporters, sanitizers, kills, browser
+	$(BIN)/pytest --numprocesses auto --base $(BASE) --deep
 
 lint: $(INSTALLED)  ## style and formatting
 	$(BIN)/ruff check .
@@ -32,9 +39,6 @@ lint: $(INSTALLED)  ## style and formatting
 
 types: $(INSTALLED)  ## strict mypy over the package
 	$(BIN)/mypy
-
-tests: $(INSTALLED)  ## the tests alone
-	$(BIN)/pytest --numprocesses auto
 
 bench: $(INSTALLED)  ## speed and import time, as ratios to torch on this machine
 	$(BIN)/python benchmarks/bench_import.py

@@ -1,24 +1,65 @@
+"""Two lengths of a run, and one base for all its seeds.
+
+pytest                  the ordinary run: tables thinned to a row for each mechanism, short property tests
+pytest --deep           everything
+pytest --base 7         other random state, order and examples everywhere; the same base gives the same run
+pytest --base random    a base drawn now, and printed
+"""
+
+import os
+import random
 import zlib
 
+import hypothesis
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# The same examples every time: a red run means a change, not luck.
-settings.register_profile(
-    "normkit",
-    derandomize=True,
+BASE = "NORMKIT_TEST_BASE"  # in the environment: worker processes, and what tests start, have the same
+
+# An example that was hard once is not kept for the next run: each run depends on its base alone.
+always = settings(
+    database=None,
     deadline=None,
-    max_examples=40,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors, HealthCheck.too_slow],
 )
-settings.load_profile("normkit")
+settings.register_profile("ordinary", always, max_examples=10)
+settings.register_profile("deep", always, max_examples=40)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--deep", action="store_true", help="run everything: all rows of all tables, long property tests")
+    parser.addoption("--base", help="the number that all seeds are made from, or 'random' (default: 0)")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-randomly chooses a seed of its own
+def pytest_configure(config):
+    given = config.getoption("--base") or os.environ.get(BASE) or "0"
+    base = random.SystemRandom().randrange(2**32) if given == "random" else int(given) % 2**32
+    os.environ[BASE] = str(base)
+    config.option.randomly_seed = base
+    hypothesis.core.global_force_seed = base
+    settings.load_profile("deep" if config.getoption("--deep") else "ordinary")
+    config.pluginmanager.register(AccuracyTable())
+
+
+def pytest_report_header():
+    return f"base of all seeds: {os.environ[BASE]} (the same run again: --base {os.environ[BASE]})"
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--deep"):
+        return
+    deep = [item for item in items if item.get_closest_marker("deep")]
+    items[:] = [item for item in items if not item.get_closest_marker("deep")]
+    config.hook.pytest_deselected(items=deep)
 
 
 @pytest.fixture(autouse=True)
 def _seed(request):
-    """Random state that differs from test to test and not from run to run, whatever the order."""
-    torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
+    """Random state that depends on the base and the test, not on the order."""
+    torch.manual_seed(zlib.crc32(request.node.nodeid.encode()) ^ int(os.environ[BASE]))
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -49,7 +90,3 @@ class AccuracyTable:
         for row, errors in sorted(self.worst.items()):
             pairs = ("{:.1e} {:.1e}".format(*errors[kind]) if kind in errors else "" for kind in kinds)
             terminalreporter.write_line(line(*row, *pairs))
-
-
-def pytest_configure(config):
-    config.pluginmanager.register(AccuracyTable())
