@@ -14,6 +14,7 @@ import normkit as nk
 from normkit.kernels import core, reference, select
 from normkit.kernels.reference import Recipe
 from support.case import randomize_
+from support.depth import thinned
 
 pytest.importorskip("normkit._core", reason="normkit was built without its C++ core")
 
@@ -103,10 +104,10 @@ def rows():
             for dtype in (torch.float32, torch.bfloat16):
                 for last in (False, True)[: 1 + (name in CHANNELS_LAST)]:
                     for training in (True, False)[: 1 + (name not in OWN)]:
+                        row = (name, activation, dtype, last, training)
                         words = (name, activation, str(dtype)[6:], "rows" if last else "", "" if training else "eval")
-                        yield pytest.param(
-                            name, activation, dtype, last, training, id="-".join(str(w) for w in words if w != "")
-                        )
+                        marks = () if row == (name, "relu", torch.float32, False, True) else pytest.mark.deep
+                        yield pytest.param(*row, id="-".join(str(w) for w in words if w != ""), marks=marks)
 
 
 @pytest.mark.parametrize(("name", "activation", "dtype", "last", "training"), list(rows()))
@@ -118,7 +119,7 @@ def test_compiled_is_eager_bit_for_bit(name, activation, dtype, last, training):
     assert_equal_steps(compiled, layer, twin, shape, dtype, last, residual=activation != "leaky_relu")
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", thinned(LAYERS, {"BatchNorm2d", "RMSNorm"}.__contains__))
 def test_inductor_is_eager_bit_for_bit(name):
     build, shape = LAYERS[name]
     layer = randomize_(build(activation="relu"))

@@ -17,6 +17,8 @@ fcntl = pytest.importorskip("fcntl", reason="sanitizers are preloaded, which Lin
 
 from support.instruction_sets import runnable  # noqa: E402
 
+pytestmark = pytest.mark.deep  # the build alone takes two minutes
+
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "sanitized"
 DRIVER = ROOT / "tests" / "support" / "sanitized_driver.py"
