@@ -1,7 +1,7 @@
-"""Which part of a batch is the input, which errors tell what, and where tensors are found."""
+"""Which part of a batch is the input, what errors say, and where tensors are found."""
 
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from normkit import ArgumentError
-from normkit.batches import each_batch, feed, in_evaluation, moved, repeatable, tensors_in
+from normkit.batches import each_batch, feed, in_evaluation, leaves_in, map_leaves, moved, repeatable, tensors_in
 
 
 class Sum(nn.Module):
@@ -27,12 +27,18 @@ class Output:
     others: tuple
 
 
+@dataclass(frozen=True)
+class Fixed:
+    x: Tensor
+    length: int = field(init=False, default=3)
+
+
 @pytest.mark.parametrize(
     ("batch", "output"),
     [(X, X), ((X, Y), X), ([X], X), ({"x": X, "y": Y}, X + Y), (Pair(X, Y), X)],
     ids=["tensor", "tuple", "list", "dict", "named tuple"],
 )
-def test_what_the_input_is(batch, output):
+def test_the_input_is_the_tensor_or_the_first_element_or_keyword_arguments(batch, output):
     assert torch.equal(feed(Sum(), batch), output)
 
 
@@ -45,7 +51,7 @@ def test_an_empty_tuple_is_no_batch():
         feed(Sum(), ())
 
 
-def test_batches_come_in_order_and_loaders_do():
+def test_batches_of_lists_loaders_and_iterators_come_in_order():
     assert list(each_batch([1, 2, 3])) == [1, 2, 3]
     assert len(list(each_batch(DataLoader(torch.randn(5, 2), batch_size=2)))) == 3
     assert list(each_batch(iter([1, 2]))) == [1, 2]
@@ -67,7 +73,7 @@ def test_one_batch_is_not_an_iterable_of_them(wrong):
 
 def test_iterators_cannot_be_repeated():
     assert repeatable([1], "this") == [1]
-    with pytest.raises(ArgumentError, match="exact=True goes through the batches more than once"):
+    with pytest.raises(ArgumentError, match="exact=True iterates over the batches more than once"):
         repeatable(iter([1]), "exact=True")
 
 
@@ -83,6 +89,28 @@ def test_moving_keeps_the_structure():
     assert type(meta["a"][1]) is Pair
     assert meta["a"][1].a.is_meta
     assert (meta["a"][1].b, meta["b"]) == (3, "text")
+
+
+def test_dataclasses_are_moved_too_and_the_original_is_not():
+    batch = Output(X, (Fixed(Y), None))
+    meta = moved(batch, torch.device("meta"))
+    assert all(tensor.is_meta for tensor in tensors_in(meta))
+    assert [type(part) for part in (meta, meta.others[0])] == [Output, Fixed]
+    assert meta.others[0].length == 3
+    assert not any(tensor.is_meta for tensor in tensors_in(batch))
+
+
+def test_a_model_gets_a_dataclass_batch_on_its_own_device():
+    model = nn.Linear(3, 2, device="meta")
+    assert feed(model, Output(X, ()), lambda model, batch: model(batch.logits)).is_meta
+
+
+def test_every_container_is_walked_alike():
+    containers = [[1], (1,), {1}, frozenset({1}), {"a": 1}, Pair(1, 1), Output(1, 1)]
+    for container in containers:
+        doubled = map_leaves(container, lambda leaf: 2 * leaf)
+        assert type(doubled) is type(container)
+        assert set(leaves_in(doubled)) == {2}
 
 
 def test_each_layer_gets_its_own_mode_back():

@@ -11,14 +11,14 @@ ROOT = Path(normkit.__file__).parent
 
 # Each part may import those before it.
 ORDER = [
-    ["errors", "finding", "tracing", "atomic", "jsonable", "_core"],
-    ["moments", "activations", "optional"],
+    ["errors", "tracing", "atomic", "jsonable", "named_layers", "_core"],
+    ["moments", "activations", "optional", "finding"],
     ["affine"],
     ["kernels"],
     ["checks"],
     ["functional"],
     ["layers"],
-    ["spec", "environment", "named_layers"],
+    ["spec", "environment"],
     ["snapshot", "batches"],
     ["surgery", "doctor", "instruments"],
     ["lab", "bench"],

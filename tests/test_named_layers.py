@@ -1,8 +1,8 @@
-"""Every layer is found once, also those that torch does not know of."""
+"""Every layer is found once, also those that torch does not find."""
 
 from torch import nn
 
-from normkit.named_layers import named_layers
+from normkit.named_layers import display_name, named_layers
 
 
 class Hidden(nn.Module):
@@ -28,3 +28,5 @@ def test_layers_in_plain_containers_come_once_under_their_paths():
 def test_a_model_that_is_one_layer():
     layer = nn.BatchNorm2d(3)
     assert list(named_layers(layer)) == [("", layer)]
+    assert display_name("") == "the model itself"
+    assert display_name("block.bn") == "block.bn"

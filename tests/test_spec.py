@@ -1,4 +1,5 @@
 import dataclasses
+from typing import get_args
 
 import pytest
 import torch
@@ -6,7 +7,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import normkit as nk
-from support.cases import randomize_
+from normkit.spec import Kind
+from support.cases import CASES, randomize_
 from support.foreign_norms import FrozenBatchNorm2d
 
 
@@ -345,3 +347,55 @@ def test_describing_a_layer_changes_nothing():
     nk.describe(layer)
     assert layer.training
     assert all(torch.equal(t, before[name]) for name, t in layer.state_dict().items())
+
+
+# By property, the kinds that have it; every other kind has it not.
+PROPERTIES = {
+    "evaluates_as_batch_norm": {"batch", "renorm", "accumulated"},
+    "can_fold": {"batch", "renorm", "accumulated", "moving", "instance"},
+    "stores_batch_moments": {"batch", "renorm", "accumulated", "switchable", "evo-b0"},
+    "stores_instead": {"whitened", "moving", "domain", "instance"},
+    "subtracts_mean": {
+        *("batch", "renorm", "accumulated", "domain", "whitened", "switchable", "group", "instance", "layer"),
+        "weight-standardized",
+    },
+    "is_over_last": {"layer", "rms", "scale"},
+    "is_replaceable": {"batch", "renorm", "accumulated", "group", "instance", "filter-response", "layer", "rms"},
+    "statistics_per_example": {"group", "instance", "layer"},
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_a_kind_allows(case):
+    spec = nk.describe(case.build())
+    expected = {name: spec.kind in kinds for name, kinds in PROPERTIES.items()}
+    if spec.over == ("N",):  # statistics of its own for every position, for which no other norm has room
+        expected["is_replaceable"] = False
+    assert {name: bool(getattr(spec, name)) for name in PROPERTIES} == expected
+    assert spec.has_gamma is (spec.kind not in {"weight-standardized", "skip-init"})
+
+
+def test_every_kind_is_that_of_a_layer():
+    assert {nk.describe(case.build()).kind for case in CASES} == set(get_args(Kind))
+
+
+def is_foldable(case):
+    spec = nk.describe(case.build().eval())
+    return spec.can_fold and spec.uses == "stored" and spec.activation is None and spec.over != ("N",)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if is_foldable(case)], ids=str)
+def test_what_can_be_folded_is_one_scale_and_shift_for_each_channel(case):
+    layer = case.layer(torch.float64, training=False)
+    x, step = case.input(torch.float64), torch.zeros(case.shape, dtype=torch.float64)
+    step[:, 0] = 1.0
+    y, moved, moved_twice = layer(x), layer(x + step), layer(x + 2 * step)
+    assert torch.equal(y[:, 1:], moved[:, 1:])
+    rounding = 8 * torch.finfo(y.dtype).eps * max(y.abs().max(), moved_twice.abs().max()).item()
+    torch.testing.assert_close(moved_twice - moved, moved - y, rtol=0, atol=rounding)
+
+
+def test_statistics_per_example_are_counted():
+    assert nk.describe(nn.GroupNorm(2, 6)).statistics_per_example == 2
+    assert nk.describe(nn.InstanceNorm2d(6)).statistics_per_example == 6
+    assert nk.describe(nn.LayerNorm(6)).statistics_per_example == 1

@@ -1,7 +1,8 @@
-"""How a model is run on a batch: what of it is the input, where it must be, and what comes out."""
+"""Running a model on a batch: which part of it is the input, on which device, and which tensors it holds."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -20,8 +21,8 @@ Forward = Callable[[nn.Module, Any], Any]
 def feed(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
     """Run a model on a batch, moved to where the model is, and return its output.
 
-    A tensor is the input; of a tuple or list the first element is, and the rest are targets; a dictionary's items are
-    keyword arguments. `forward(model, batch)` replaces that.
+    A tensor is the input. Of a tuple or list the first element is the input and the rest are targets. The items of a
+    mapping are keyword arguments. `forward(model, batch)` replaces these rules.
     """
     batch = moved(batch, device_of(model))
     if forward is not None:
@@ -30,28 +31,28 @@ def feed(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
         return model(**batch)
     if isinstance(batch, list | tuple):
         if not batch:
-            raise ArgumentError("a batch is an empty tuple; needed is a tensor, (input, target, ...) or a dictionary.")
+            raise ArgumentError("a batch must be a tensor, (input, target, ...) or a dictionary; got an empty tuple.")
         return model(batch[0])
     return model(batch)
 
 
 def each_batch(batches: Iterable[Any]) -> Iterator[Any]:
-    """Go through the batches once; that there is none is an error."""
+    """Iterate over the batches once; raise if there are none."""
     first = iter(_iterable(batches))
     try:
         batch = next(first)
     except StopIteration:
         raise ArgumentError(
-            "there are no batches. A generator can be gone through only once: pass a list or a DataLoader."
+            "there are no batches. A generator can be iterated over only once: pass a list or a DataLoader."
         ) from None
     return chain([batch], first)
 
 
 def repeatable(batches: Iterable[Any], why: str) -> Iterable[Any]:
-    """The batches, if they can be gone through more than once."""
+    """The batches, if they can be iterated over more than once; an error that names `why` they must be otherwise."""
     if iter(_iterable(batches)) is batches:
         raise ArgumentError(
-            f"{why} goes through the batches more than once; pass a list or a DataLoader, not an iterator."
+            f"{why} iterates over the batches more than once; pass a list or a DataLoader, not an iterator."
         )
     return batches
 
@@ -63,37 +64,62 @@ def _iterable(batches: Iterable[Any]) -> Iterable[Any]:
 
 
 def device_of(model: nn.Module) -> torch.device | None:
-    """Where a model's parameters are, or else its buffers; None if it has neither."""
+    """The device of a model's parameters, or else of its buffers; None if it has neither."""
     tensor = next(chain(model.parameters(), model.buffers()), None)
     return None if tensor is None else tensor.device
 
 
 def moved(value: Any, device: torch.device | None) -> Any:
-    """The same, with every tensor on the device."""
+    """A batch with every tensor on the device."""
     if device is None:
         return value
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: moved(item, device) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(moved(item, device) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(moved(item, device) for item in value)
-    return value
+    return map_leaves(value, lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of any nesting of tuples, lists, dictionaries and dataclasses, in their order."""
-    if isinstance(value, Tensor):
-        return [value]
+    """All tensors of any nesting of tuples, lists, sets, mappings and dataclasses, in their order."""
+    return [leaf for leaf in leaves_in(value) if isinstance(leaf, Tensor)]
+
+
+def leaves_in(value: Any) -> Iterator[Any]:
+    """Everything in a nesting of tuples, lists, sets, mappings and dataclasses that is none of these itself."""
+    parts = _parts(value)
+    if parts is None:
+        yield value
+    else:
+        for part in parts:
+            yield from leaves_in(part)
+
+
+def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
+    """A copy of a nesting with `function` applied to each of its leaves. Mappings become dictionaries."""
+    parts = _parts(value)
+    return function(value) if parts is None else _rebuilt(value, [map_leaves(part, function) for part in parts])
+
+
+def _parts(value: Any) -> list[Any] | None:
+    """What a container holds; None for a leaf."""
     if isinstance(value, Mapping):
-        return [tensor for item in value.values() for tensor in tensors_in(item)]
-    if isinstance(value, list | tuple | set):
-        return [tensor for item in value for tensor in tensors_in(item)]
+        return list(value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return [tensor for field in fields(value) for tensor in tensors_in(getattr(value, field.name))]
-    return []
+        return [getattr(value, field.name) for field in fields(value)]
+    return None
+
+
+def _rebuilt(value: Any, parts: list[Any]) -> Any:
+    """A container like `value` that holds other parts."""
+    if isinstance(value, Mapping):
+        return dict(zip(value, parts, strict=True))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
+        return type(value)(*parts)
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value)(parts)
+    twin = copy.copy(value)  # not dataclasses.replace, which refuses fields with init=False
+    for field, part in zip(fields(value), parts, strict=True):
+        object.__setattr__(twin, field.name, part)  # also where the dataclass is frozen
+    return twin
 
 
 @contextmanager

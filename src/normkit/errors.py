@@ -9,7 +9,7 @@ class NormkitError(Exception):
 
 
 class ArgumentError(NormkitError, ValueError):
-    """An option that cannot be: a negative eps, an unknown activation."""
+    """An argument with an impossible value: a negative eps, an unknown activation."""
 
 
 class ShapeError(NormkitError, ValueError):
@@ -21,15 +21,15 @@ class DtypeError(NormkitError, TypeError, ValueError):
 
 
 class NonFiniteError(NormkitError, FloatingPointError):
-    """Batch statistics with NaN or infinity, where the layer was told to raise."""
+    """Batch statistics with NaN or infinity, in a layer that is set to raise."""
 
 
 class DistributedError(NormkitError, RuntimeError):
-    """A collective that failed: a rank that did not come, or went away."""
+    """A collective that failed because a rank did not take part in it."""
 
 
 class BackendError(NormkitError, RuntimeError):
-    """A backend that was asked for by name, and cannot run."""
+    """A backend that was requested by name and cannot run."""
 
 
 class MissingExtraError(NormkitError, ImportError):
@@ -37,10 +37,14 @@ class MissingExtraError(NormkitError, ImportError):
 
 
 class NormkitWarning(UserWarning):
-    """The root of everything normkit warns of: it went on, and you should know how."""
+    """The root of everything normkit warns about: the call succeeded, but not quite as one would expect."""
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """The end of an error about a name: the nearest of those that are known, or nothing if none is near."""
-    near = difflib.get_close_matches(str(name).lower(), list(known), n=1)
-    return f' Did you mean "{near[0]}"?' if near else ""
+    """The last sentence of an error about an unknown name: the known one nearest to it; empty if none is near.
+
+    The comparison ignores case. The sentence begins with a space, so that it can be appended as it is.
+    """
+    by_lower = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(str(name).lower(), by_lower, n=1)
+    return f' Did you mean "{by_lower[near[0]]}"?' if near else ""

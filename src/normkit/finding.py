@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from normkit.named_layers import display_name
+
 Severity = Literal["error", "warning", "info"]
 
 
@@ -14,12 +16,12 @@ class Finding:
     """One fault of one layer.
 
     Attributes:
-        code: such as "NK501"; it means the same for ever.
-        name: what the code stands for: "training-mode-export".
+        code: such as "NK501"; its meaning never changes.
+        name: the fault that the code stands for: "training-mode-export".
         severity: "error" (results are wrong), "warning" (it is likely costing you) or "info".
-        layer: the layer's name in the model, "" for the model itself, None if no layer can be named.
+        layer: the layer's name in the model, "" for the root, None if no layer can be named.
         message: what is wrong, and why.
-        evidence: the numbers behind it.
+        evidence: the numbers that show it.
         remedy: what to do.
     """
 
@@ -32,5 +34,5 @@ class Finding:
     remedy: str = ""
 
     def __str__(self) -> str:
-        where = "" if self.layer is None else f"{self.layer or '(the model itself)'}: "
+        where = "" if self.layer is None else f"{display_name(self.layer)}: "
         return f"{self.code} {self.name}: {where}{self.message} {self.remedy}".rstrip()

@@ -1,29 +1,31 @@
 """Statistics as values that know their weight.
 
-One `merge` serves threads, ghost chunks, ranks and recalibration; one `ema` serves every running statistic.
+One `merge` serves chunks, ranks and recalibration. `ema` is the update of running statistics in Python; the C++ core
+has its own for what it updates in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import reduce
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from normkit.errors import ArgumentError
 
+PopulationMethod = Literal["pooled", "paper"]
+
 
 class Moments(NamedTuple):
-    """Mean, biased variance, and the number of values behind them.
+    """Mean, biased variance, and the number of values they are taken over.
 
     `count` is a number, or a tensor that broadcasts against `mean` where it is only known at run time (masks, ranks).
     """
 
     mean: Tensor
     var: Tensor
-    count: int | Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody asks of moments
+    count: int | Tensor  # type: ignore[assignment]  # hides tuple.count, of no use here
 
     def merge(self, other: Moments) -> Moments:
         """Return the moments of both sets of values taken together.
@@ -34,7 +36,7 @@ class Moments(NamedTuple):
         n = self.count + other.count
         mine, theirs = self, other
         if isinstance(n, Tensor):
-            # No weight of zero removes a NaN: an empty side takes the other's values, and then weighs nothing.
+            # A weight of zero does not remove a NaN: an empty side takes the other's values, and then weighs nothing.
             mine, theirs = self._where_empty(other), other._where_empty(self)
             n = n.clamp(min=1)
         elif other.count == 0:
@@ -72,24 +74,51 @@ def ema(stored: Moments, batch: Moments, momentum: float | Tensor) -> Moments:
     )
 
 
-def population(batches: Iterable[Moments], method: Literal["pooled", "paper"] = "pooled") -> Moments:
-    """Estimate the population's statistics from those of training batches (Ioffe & Szegedy 2015, Algorithm 2).
+class Population:
+    """Estimates a population's statistics from those of training batches (Ioffe & Szegedy 2015, Algorithm 2).
 
     "pooled": mean and unbiased variance over all values of all batches, whatever their sizes.
     "paper": the plain average of the batches' means, and of their unbiased variances.
 
-    The result is what inference normalizes with: its variance is the unbiased estimate, as in running_var.
+    Batches are added one by one, and only the estimate is kept.
     """
-    seen = list(batches)
-    if not seen:
-        raise ArgumentError("population needs the moments of at least one batch; got none.")
-    if method == "pooled":
-        total = reduce(Moments.merge, seen)
-        return total._replace(var=total.unbiased_var)
-    if method == "paper":
-        if any(isinstance(m.count, int) and m.count < 2 for m in seen):
-            raise ArgumentError('method "paper" needs batches of more than 1 value, to have a variance; use "pooled".')
-        mean = torch.stack([m.mean for m in seen]).mean(0)
-        var = torch.stack([m.unbiased_var for m in seen]).mean(0)
-        return Moments(mean, var, sum(m.count for m in seen))
-    raise ArgumentError(f'method must be "pooled" or "paper"; got {method!r}.')
+
+    def __init__(self, method: PopulationMethod = "pooled") -> None:
+        if method not in get_args(PopulationMethod):
+            raise ArgumentError(f'method must be "pooled" or "paper"; got {method!r}.')
+        self._method = method
+        self._seen: Moments | None = None
+        self.batches = 0
+
+    def add(self, batch: Moments) -> None:
+        """Take the moments of one more batch into account."""
+        if self._method == "paper":
+            batch = _with_unbiased_var(batch)
+        self.batches += 1
+        if self._seen is None:
+            self._seen = batch
+        elif self._method == "pooled":
+            self._seen = self._seen.merge(batch)
+        else:
+            count = self._seen.count + batch.count
+            self._seen = ema(self._seen, batch, 1 / self.batches)._replace(count=count)
+
+    def result(self) -> Moments:
+        """What inference normalizes with: its variance is the unbiased estimate, as in running_var."""
+        if self._seen is None:
+            raise ArgumentError("population needs the moments of at least one batch; got none.")
+        return self._seen._replace(var=self._seen.unbiased_var) if self._method == "pooled" else self._seen
+
+
+def population(batches: Iterable[Moments], method: PopulationMethod = "pooled") -> Moments:
+    """Estimate the population's statistics from the moments of training batches, as `Population` does."""
+    estimate = Population(method)
+    for batch in batches:
+        estimate.add(batch)
+    return estimate.result()
+
+
+def _with_unbiased_var(batch: Moments) -> Moments:
+    if isinstance(batch.count, int) and batch.count < 2:
+        raise ArgumentError('method "paper" needs batches of more than 1 value, to have a variance; use "pooled".')
+    return batch._replace(var=batch.unbiased_var)

@@ -1,4 +1,4 @@
-"""Going through a model's layers, wherever it keeps them."""
+"""All layers of a model, wherever it keeps them, and what to call them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import nn
 def named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every module once, under the name it has in `named_modules()`.
 
-    After them those that torch does not know of, in plain lists, tuples and dictionaries: "blocks[0]", "heads['a'].bn".
+    After them come the modules that torch does not find because they are in plain lists, tuples and dictionaries:
+    "blocks[0]", "heads['a'].bn".
     """
     seen: dict[int, nn.Module] = {}
     for name, module in model.named_modules():
@@ -28,6 +29,11 @@ def named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                     found = f"{prefix}.{inner}" if inner else prefix
                     waiting.append((found, layer))
                     yield found, layer
+
+
+def display_name(name: str) -> str:
+    """A layer's name as messages give it: the root's name is empty."""
+    return name or "the model itself"
 
 
 def _in_containers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

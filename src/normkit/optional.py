@@ -1,4 +1,4 @@
-"""What only some of the lab needs is imported when it is needed, and missed in words."""
+"""Packages of optional extras: imported where they are used, with an error that says how to install them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from normkit.errors import MissingExtraError
 
 
 def required(module: str, what: str, package: str | None = None, extra: str = "lab") -> Any:
-    """Import a module that an extra of ours brings; `what` needs it."""
+    """Import a module of an optional extra, or raise an error saying that `what` needs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Everything a model is, kept so that it can be put back bit for bit."""
+"""The whole state of a model, kept so that it can be restored bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from normkit.named_layers import named_layers
 
 
 class _Container(NamedTuple):
-    """A dictionary, list or set, and what was in it. Handles of hooks know the object itself: it is refilled."""
+    """A dictionary, list or set, and what was in it. It is refilled, not replaced: the handles of hooks refer to it."""
 
     itself: Any
     content: Any
@@ -28,7 +28,7 @@ class _Container(NamedTuple):
 
 
 class _Value(NamedTuple):
-    """A tensor, what it held, whether it wants a gradient, and the one it had."""
+    """A tensor, the values it held, whether it requires a gradient, and the gradient it had."""
 
     tensor: Tensor
     held: Tensor
@@ -39,7 +39,7 @@ class _Value(NamedTuple):
         tensor, held = self.tensor, self.held
         if (tensor.shape, tensor.dtype, tensor.device) != (held.shape, held.dtype, held.device):
             tensor.data = held.clone()
-        elif not _same_bits(tensor, held):  # an untouched one is left alone: autograd counts what is written
+        elif not all_equal(tensor, held):  # an unchanged tensor is not written to: autograd counts every write
             with torch.no_grad():
                 tensor.copy_(held)
         if tensor.is_leaf:
@@ -49,9 +49,9 @@ class _Value(NamedTuple):
 
 
 class Snapshot:
-    """A model's layers, tensors, modes, hooks and attributes, to be put back.
+    """A model's layers, tensors, modes, hooks and attributes, to be restored.
 
-    Objects stay the same: an optimizer's parameters and the handles of hooks are still the model's afterwards.
+    Objects keep their identity: an optimizer's parameters and the handles of hooks still belong to the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -66,7 +66,7 @@ class Snapshot:
         self._values = [_kept(tensor) for tensor in tensors.values()]
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Give the model the state it had."""
         for module, kind, state in self._modules:
             module.__class__ = kind
             vars(module).clear()
@@ -79,7 +79,7 @@ class Snapshot:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Leave the model and all random states as they are, whatever is done inside, and however it ends."""
+    """Restore the model and all random states at the end of the block, also after an error."""
     snapshot = Snapshot(model)
     with same_random_state():
         try:
@@ -90,7 +90,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def same_random_state() -> Iterator[None]:
-    """Put the random states of torch, numpy and Python back where they were."""
+    """Restore the random states of torch, numpy and Python at the end of the block."""
     numpy = sys.modules.get("numpy")
     of_python, of_torch = random.getstate(), torch.get_rng_state()
     of_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
@@ -115,6 +115,11 @@ def _kept(tensor: Tensor) -> _Value:
     return _Value(tensor, tensor.detach().clone(), tensor.requires_grad, None if grad is None else _kept(grad))
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether nothing was written; a NaN is the same as itself."""
-    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
+def equal_values(a: Tensor, b: Tensor) -> Tensor:
+    """Where two tensors are equal; a NaN equals a NaN."""
+    return (a == b) | (a.isnan() & b.isnan())
+
+
+def all_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape are equal everywhere; a NaN equals a NaN."""
+    return torch.equal(a, b) or bool(equal_values(a, b).all())

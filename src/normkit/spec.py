@@ -1,9 +1,13 @@
-"""What a module normalizes, read off any norm layer: ours, torch's, or one that somebody else wrote."""
+"""What a module normalizes, read off any norm layer: ours, torch's, or another library's.
+
+What a kind of norm allows is said here and nowhere else: a new layer needs its kind in `Kind`, its place in the sets
+below that, and a `_describe`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import singledispatch
+from functools import partial, singledispatch
 from typing import Any, Literal
 
 from torch import nn
@@ -30,11 +34,55 @@ from normkit.layers.sync import SyncBatchNorm
 from normkit.layers.whitened import WhitenedBatchNorm
 
 Axis = Literal["N", "C", "G", "S", "W"]
+Affine = bool | Literal["scale", "shift"]
+Updates = Literal["ema", "cumulative", "never"]
+Kind = Literal[
+    "batch",
+    "renorm",
+    "accumulated",
+    "domain",
+    "moving",
+    "whitened",
+    "switchable",
+    "group",
+    "instance",
+    "layer",
+    "rms",
+    "scale",
+    "filter-response",
+    "evo-b0",
+    "evo-s0",
+    "local-response",
+    "weight-standardized",
+    "skip-init",
+]
+
+# Kinds whose evaluation is that of a BatchNorm, gamma * (x - mean) / sqrt(var + eps) + beta with stored statistics.
+_EVALUATES_AS_BATCH_NORM: frozenset[Kind] = frozenset({"batch", "renorm", "accumulated"})
+# Kinds that are one scale and shift for each channel when they normalize with stored statistics.
+_CAN_FOLD = _EVALUATES_AS_BATCH_NORM | {"moving", "instance"}
+# Kinds whose stored statistics are the mean and variance of batches, per channel.
+_STORES_BATCH_MOMENTS = _EVALUATES_AS_BATCH_NORM | {"switchable", "evo-b0"}
+# Kinds whose stored statistics are something else.
+_STORES_INSTEAD: dict[Kind, str] = {
+    "whitened": "a whitening matrix, which no mean and variance per channel make up for",
+    "moving": "mean squares of the last batches, not moments",
+    "domain": "statistics per domain; train on batches of each domain instead",
+    "instance": "an average over examples, each of which has statistics of its own in training",
+}
+# Kinds that do not subtract a mean.
+_UNCENTERED: frozenset[Kind] = frozenset(
+    {"moving", "rms", "scale", "filter-response", "evo-b0", "evo-s0", "local-response", "skip-init"}
+)
+# Kinds that normalize the last dimensions of their input, where all others have the channels second.
+_OVER_LAST: frozenset[Kind] = frozenset({"layer", "rms", "scale"})
+# Kinds whose place another norm can take.
+_REPLACEABLE = _EVALUATES_AS_BATCH_NORM | {"group", "instance", "filter-response", "layer", "rms"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class NormSpec:
-    """A norm layer in words, as it is now: switching it to evaluation changes what is said here.
+    """A norm layer in words, in its present mode: in evaluation the same layer has another spec.
 
     Attributes:
         kind: the family: "batch", "renorm", "group", "layer" and so on, as in `convert(to=...)` where that takes it.
@@ -51,15 +99,15 @@ class NormSpec:
         num_features: channels, where they are fixed.
         num_groups: groups of channels with statistics of their own.
         activation: what follows inside the same module: one of our names, or the class name of a foreign one.
-        exact: whether the module's type is one we know, rather than somebody's subclass of one, which may do more.
+        exact: whether the module's type is one we know, rather than a foreign subclass of one, which may do more.
     """
 
-    kind: str
+    kind: Kind
     over: tuple[Axis, ...]
     uses: Literal["batch", "stored"]
     scope: Literal["local", "synced", "ghost"] = "local"
-    updates: Literal["ema", "cumulative", "never"] = "never"
-    affine: bool | Literal["scale", "shift"]
+    updates: Updates = "never"
+    affine: Affine
     eps: float | None
     momentum: float | None = None
     num_features: int | None = None
@@ -67,12 +115,58 @@ class NormSpec:
     activation: str | None = None
     exact: bool = True
 
+    @property
+    def evaluates_as_batch_norm(self) -> bool:
+        """Whether evaluation is a BatchNorm's, so that it and other such norms turn into one another without loss."""
+        return self.kind in _EVALUATES_AS_BATCH_NORM
+
+    @property
+    def can_fold(self) -> bool:
+        """Whether it is one scale and shift for each channel, when it normalizes with stored statistics."""
+        return self.kind in _CAN_FOLD
+
+    @property
+    def stores_batch_moments(self) -> bool:
+        """Whether the statistics it stores, if any, are the mean and variance of batches."""
+        return self.kind in _STORES_BATCH_MOMENTS
+
+    @property
+    def stores_instead(self) -> str | None:
+        """What it stores instead of the moments of batches; None if it stores these or nothing."""
+        return _STORES_INSTEAD.get(self.kind)
+
+    @property
+    def subtracts_mean(self) -> bool:
+        """Whether it centers its input, or its weights."""
+        return self.kind not in _UNCENTERED
+
+    @property
+    def is_over_last(self) -> bool:
+        """Whether it normalizes the last dimensions of its input; the channels of all others are the second."""
+        return self.kind in _OVER_LAST
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether another norm can take its place."""
+        return self.kind in _REPLACEABLE and self.over != ("N",)
+
+    @property
+    def has_gamma(self) -> bool:
+        """Whether a parameter called weight is a gamma: not the weight of a convolution, nor a branch's scalar."""
+        return "W" not in self.over and bool(self.over)
+
+    @property
+    def statistics_per_example(self) -> int | None:
+        """How many means and variances each example has of its own; None for norms across examples and others."""
+        counts = {"group": self.num_groups, "instance": self.num_features, "layer": 1}
+        return counts.get(self.kind)
+
 
 def describe(module: nn.Module) -> NormSpec | None:
     """Return what `module` normalizes and how, or None if it is not a norm we can recognize.
 
-    Subclasses are described as what they derive from, with `exact=False` and the activation they carry, where one is
-    found among their children. A frozen BatchNorm, as torchvision and detectron2 write it, is known by its buffers.
+    Subclasses are described as the class they derive from, with `exact=False` and the activation found among their
+    children, if any. A frozen BatchNorm, as torchvision and detectron2 write it, is recognized by its buffers.
     """
     spec = _describe(module)
     if spec is None:
@@ -89,7 +183,7 @@ def _describe(module: nn.Module) -> NormSpec | None:
 @_describe.register
 def _describe_batch(bn: _BatchNorm) -> NormSpec:
     tracked = bn.running_mean is not None
-    updates: Literal["ema", "cumulative", "never"] = "never"
+    updates: Updates = "never"
     if tracked and bn.track_running_stats:
         updates = "cumulative" if bn.momentum is None else "ema"
     return NormSpec(
@@ -105,43 +199,24 @@ def _describe_batch(bn: _BatchNorm) -> NormSpec:
     )
 
 
-def _like_batch_norm(bn: BatchNorm, **differences: Any) -> NormSpec:
+# How our relatives of BatchNorm differ from it.
+_RELATIVES: dict[type[BatchNorm], dict[str, Any]] = {
+    BatchNorm: {},
+    PositionBatchNorm2d: {"over": ("N",)},
+    SyncBatchNorm: {"scope": "synced"},
+    GhostBatchNorm: {"scope": "ghost"},
+    BatchRenorm: {"kind": "renorm"},
+    DomainBatchNorm: {"kind": "domain"},
+    AccumulatedBatchNorm2d: {"kind": "accumulated"},
+}
+
+
+def _describe_relative(bn: BatchNorm, **differences: Any) -> NormSpec:
     return replace(_describe_batch(bn), activation=bn.activation, **differences)
 
 
-@_describe.register
-def _(bn: BatchNorm) -> NormSpec:
-    return _like_batch_norm(bn)
-
-
-@_describe.register
-def _(bn: PositionBatchNorm2d) -> NormSpec:
-    return _like_batch_norm(bn, over=("N",))
-
-
-@_describe.register
-def _(bn: SyncBatchNorm) -> NormSpec:
-    return _like_batch_norm(bn, scope="synced")
-
-
-@_describe.register
-def _(bn: GhostBatchNorm) -> NormSpec:
-    return _like_batch_norm(bn, scope="ghost")
-
-
-@_describe.register
-def _(bn: BatchRenorm) -> NormSpec:
-    return _like_batch_norm(bn, kind="renorm")
-
-
-@_describe.register
-def _(bn: DomainBatchNorm) -> NormSpec:
-    return _like_batch_norm(bn, kind="domain")
-
-
-@_describe.register
-def _(bn: AccumulatedBatchNorm2d) -> NormSpec:
-    return _like_batch_norm(bn, kind="accumulated")
+for _class, _differences in _RELATIVES.items():
+    _describe.register(_class, partial(_describe_relative, **_differences))
 
 
 @_describe.register
@@ -152,7 +227,7 @@ def _(bn: FrozenBatchNorm) -> NormSpec:
 @_describe.register
 def _(norm: _InstanceNorm) -> NormSpec:
     tracked = norm.running_mean is not None
-    moving = tracked and norm.track_running_stats and norm.momentum is not None  # torch takes None for 0 here
+    moving = tracked and norm.track_running_stats and norm.momentum is not None  # torch takes None as 0 here
     return NormSpec(
         kind="instance",
         over=("S",),
@@ -216,10 +291,10 @@ def _(scalar: SkipInit) -> NormSpec:
     return NormSpec(kind="skip-init", over=(), uses="batch", affine="scale", eps=None)
 
 
-def _tracking(norm: ChannelNorm, kind: str, over: tuple[Axis, ...], **more: Any) -> NormSpec:
-    """A norm of ours with running statistics of its own kind."""
+def _tracking(norm: ChannelNorm, kind: Kind, over: tuple[Axis, ...], **more: Any) -> NormSpec:
+    """A norm of ours whose running statistics are not those of a BatchNorm."""
     stores = getattr(norm, "num_batches_tracked", None) is not None
-    updates: Literal["ema", "cumulative", "never"] = "never"
+    updates: Updates = "never"
     if stores and norm.track_running_stats:
         updates = "cumulative" if norm.momentum is None else "ema"
     return NormSpec(
@@ -285,7 +360,7 @@ def _looks_frozen(module: nn.Module) -> bool:
     return frozen <= buffers <= frozen | {"num_batches_tracked"} and next(module.parameters(), None) is None
 
 
-def _affine(module: nn.Module) -> bool | Literal["scale", "shift"]:
+def _affine(module: nn.Module) -> Affine:
     scale = getattr(module, "weight", None) is not None
     shift = getattr(module, "bias", None) is not None
     if scale == shift:
@@ -293,7 +368,7 @@ def _affine(module: nn.Module) -> bool | Literal["scale", "shift"]:
     return "scale" if scale else "shift"
 
 
-# Written as torch prints them, so that another slope or approximation is another activation.
+# By what torch prints, so that another slope or approximation counts as another activation.
 _PRINTED = {
     repr(torchs): name
     for torchs, name in (

@@ -66,9 +66,13 @@ CONTESTANTS = {
 
 
 def distance(layer, mean, var):
-    """The worst channel: of the mean in standard deviations, of the variance as a share of it."""
-    means = (layer.running_mean.double() - mean).abs() / var.sqrt()
-    variances = (layer.running_var.double() - var).abs() / var
+    """The worst channel: of the mean in standard deviations, of the variance as a share of it.
+
+    Variances count with eps, as the layer divides by them: a channel that a ReLU leaves at zero has none of its own.
+    """
+    var_eps = var + layer.eps
+    means = (layer.running_mean.double() - mean).abs() / var_eps.sqrt()
+    variances = (layer.running_var.double() - var).abs() / var_eps
     return torch.cat([means.flatten(), variances.flatten()]).max().item()
 
 
