@@ -1,0 +1,64 @@
+"""Every Python block of README.md and docs/**/*.md runs as it stands.
+
+Conventions for the pages:
+- The blocks marked `python` of one page run in order, in one namespace, in an empty directory, after
+  `torch.manual_seed(0)`, with warnings as errors: a page imports and defines what it uses.
+- A block marked `text` directly after a `python` block is what that block prints. `...` stands for any text.
+- A page that needs a package which may be missing says `<!-- needs: timm -->` on a line of its own (several: commas),
+  and is skipped without it.
+- Python that does not run has no other mark to hide under: shell commands are `bash`, output alone is `text`.
+"""
+
+import contextlib
+import doctest
+import io
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from support.pages import PAGES, Block, blocks, name, needs, tokens
+
+WRITTEN = {"tutorials", "cookbook", "migration"}  # the other pages follow as they are rewritten
+WITH_CODE = [page for page in PAGES if page.parent.name in WRITTEN and any(blocks(page))]
+NOT_RUN = {"py", "python3", "pycon", "{code-block} python", "{doctest}"}
+
+
+@pytest.fixture
+def namespace(monkeypatch, tmp_path):
+    """A module of its own for a page's names, so that what it defines can be found and pickled."""
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    return vars(module)
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name)
+def test_runs(page, namespace):
+    for module in needs(page):
+        pytest.importorskip(module, reason=f"{name(page)} needs {module}")
+    for block in blocks(page):
+        printed = run(block, page, namespace)
+        if block.output is not None:
+            assert_shown(block.output, printed)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_python_hides_under_another_mark(page):
+    assert not [token.info for token in tokens(page) if token.type == "fence" and token.info.strip() in NOT_RUN]
+
+
+def run(block: Block, page: Path, namespace: dict[str, object]) -> str:
+    # Shifted to the lines of the page, so that a traceback shows them.
+    code = compile("\n" * block.line + block.code, str(page), "exec")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, namespace)
+    return printed.getvalue()
+
+
+def assert_shown(shown: str, printed: str) -> None:
+    alike = doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert alike, f"the page shows\n{shown}\nand the code prints\n{printed}"
