@@ -1,4 +1,4 @@
-"""The checks at the door: what was needed, what came, what to do. Nothing behind them checks again."""
+"""Checks of what users pass; errors say what was needed, what came and what to do. Kernels do not check again."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def batch_input(x: Tensor, who: object, features: Sequence[int], ranks: Sequence
 
 
 def floating(x: Tensor, who: object) -> None:
-    """Check that there is something to divide."""
+    """Check that the input is of a floating point type."""
     if not x.is_floating_point():
         raise DtypeError(f"{who} needs a floating point input; got {x.dtype}. Convert it first: x.float().")
 

@@ -1,4 +1,4 @@
-"""What is going on around a call: who will run what is being recorded, and whether it ran before."""
+"""What surrounds a call: a compiler, an exporter, a transform, or a backward that repeats the forward."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ def is_recomputing() -> bool:
 
 
 def is_ordinary() -> bool:
-    """Whether a call that is not being compiled is what it seems: nobody traces or watches it."""
+    """Whether a call that is not being compiled is neither traced nor watched."""
     return torch._C._get_tracing_state() is None and not is_watched()
 
 
@@ -34,5 +34,5 @@ def is_watched() -> bool:
 
 
 def is_transformed_or_dual() -> bool:
-    """Whether torch.func or forward-mode derivatives are at work: as much of `is_watched` as compilers can follow."""
+    """Whether torch.func or forward-mode derivatives are active: as much of `is_watched` as compilers can follow."""
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce as fold
+from functools import reduce as merge_all
 from math import prod
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from normkit.moments import Moments, ema
 
 
 class Terms(NamedTuple):
-    """All that a batch is normalized by, beside itself."""
+    """Everything that a batch is normalized with, apart from its own values."""
 
     features: Sequence[int]  # the shape of one set of statistics: (C,), or (C, H, W) per position
     weight: Tensor | None
@@ -93,16 +93,17 @@ def normalize_among(x: Tensor, earlier: Sequence[Moments], terms: Terms) -> tupl
     terms = terms.check(x)
     recipe = terms.recipe(x)
     checks.enough_values(reference.count_values(x, recipe.over, terms.mask), x, terms.who)
+    select.leave_to_reference("statistics merged with those of earlier batches")
     wide = x.to(reference.working_dtype(x))
     own = _finite_if_asked(_per_channel(reference.moments(wide, recipe.over, terms.mask), terms.features), terms)
-    merged = fold(Moments.merge, earlier, own)
+    merged = merge_all(Moments.merge, earlier, own)
     parameters = (recipe.view(terms.weight), recipe.view(terms.bias))
     y = reference.normalize_with(wide, _viewed(merged, recipe), *parameters, terms.residual, recipe)
     return y.to(x.dtype), own, merged
 
 
 def normalize_synced(x: Tensor, terms: Terms, gather: Gather, reduce: Reduce) -> tuple[Tensor, Moments]:
-    """As `normalize_batch`, of a batch spread over processes: `gather` and `reduce` speak to the others."""
+    """As `normalize_batch`, of a batch spread over processes: `gather` and `reduce` exchange values with the others."""
     terms = terms.check(x)
     recipe = terms.recipe(x)
     arguments = (terms.weight, terms.bias, terms.residual, terms.mask, recipe, gather, reduce)
@@ -114,7 +115,7 @@ def normalize_synced(x: Tensor, terms: Terms, gather: Gather, reduce: Reduce) ->
 
 
 def normalize_stored(x: Tensor, stored: Moments, terms: Terms) -> Tensor:
-    """Return x normalized with stored statistics. A mask has nothing to say here, but its shape is checked."""
+    """Return x normalized with stored statistics. A mask has no effect here, but its shape is checked."""
     terms = terms.check(x)
     checks.one_per_channel(stored.var, "running_var", terms.who, terms.features)
     return select.normalize_stored(x, terms.recipe(x), stored, terms.weight, terms.bias, terms.residual)
@@ -128,7 +129,7 @@ def next_stored(stored: Moments, batch: Moments, momentum: float | Tensor, nonfi
 
 
 def settle(stored: Moments, new: Moments, nonfinite: str) -> Moments:
-    """Return `new` in the types of `stored`; told to skip, return `stored` where `new` is not finite in them."""
+    """Return `new` in the types of `stored`; with "skip-update", `stored` if `new` is not finite in those types."""
     mean, var = new.mean.to(stored.mean.dtype), new.var.to(stored.var.dtype)
     if nonfinite != "skip-update":
         return Moments(mean, var, new.count)

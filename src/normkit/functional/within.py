@@ -129,6 +129,7 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
     x / (k + alpha * mean(x^2 over `size` channels)) ** beta
     """
     checks.batch_input(input, "local_response_norm", input.shape[1:2], (max(3, input.dim()),))
+    select.leave_to_reference("local response normalization")
     wide = input.to(working_dtype(input))  # once: two casts would round the two parts of the gradient apart
     positions = [0, 0] * (input.dim() - 2)
     square = torch.nn.functional.pad(wide.square(), [*positions, size // 2, (size - 1) // 2])
@@ -136,7 +137,7 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
     return (wide / (k + alpha / size * near) ** beta).to(input.dtype)
 
 
-# What the layers are made of: two ways to normalize, one to store.
+# ---- what the layers call: two ways to normalize, and one to store statistics
 
 
 def normalize_last(

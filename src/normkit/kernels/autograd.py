@@ -15,11 +15,11 @@ from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
 
-_LEAST_WEIGHT = 1e-3  # below, too little of the input is left in the output to be worked out again
+_LEAST_WEIGHT = 1e-3  # below this, too little of the input is left in the output to be worked out again
 
 
 class Normalize(torch.autograd.Function):
-    """As `reference.Normalize`; of the input only itself is kept, and of an output with a residual the sign it has."""
+    """As `reference.Normalize`; only the input is kept and, where an activation follows a residual, the output too."""
 
     @staticmethod
     def forward(
@@ -28,7 +28,7 @@ class Normalize(torch.autograd.Function):
         """Return the output."""
         plan, update, stored, kept = call
         ctx.plan, ctx.is_stored = plan, stored is not None
-        # Statistics are neither an input nor an output: there is nothing for autograd to watch.
+        # Statistics are neither inputs nor outputs of the function: autograd need not follow them.
         if stored is None:
             y = torch.empty_like(x)
             ctx.both = forward(x, weight, bias, residual, y, plan, update)
@@ -56,8 +56,8 @@ class Normalize(torch.autograd.Function):
         return (*again(ctx.plan, wants, grads[0], x, weight, bias, residual, ctx.both), None)
 
 
-# What a call is beside its tensors: its plan, what moves along, statistics that are given and to which no gradient
-# flows, and where to leave means and variances.
+# What a call is apart from its tensors: its plan, the update of running statistics, stored statistics (which get no
+# gradient), and a list to append means and variances to.
 Call = tuple[Plan, tuple[float, ...], tuple[Tensor, Tensor] | None, list[Tensor] | None]
 
 
@@ -66,7 +66,7 @@ def _gradients(
 ) -> tuple[Any, ...]:
     recipe = plan.recipe
     own = (recipe.view(weight), recipe.view(bias))
-    dx, dweight, dbias, dresidual, _mask = reference.gradients(
+    dx, dweight, dbias, dresidual = reference.gradients(
         plan.divided(dy), plan.divided(x), *own, residual, None, recipe, wants[3]
     )
     dweight = None if dweight is None else dweight.reshape(weight.shape)
@@ -85,7 +85,7 @@ def _gradients_of_stored(
     both: Tensor,
 ) -> tuple[Any, ...]:
     if residual is None and wants[3]:
-        residual = torch.zeros_like(x).requires_grad_()  # whatever its value was, its gradient is the output's
+        residual = torch.zeros_like(x).requires_grad_()  # its gradient is the output's, whatever its value
     inputs = [t if wanted else None for t, wanted in zip((x, weight, bias, residual), wants, strict=False)]
     with torch.enable_grad():
         y = reference.normalize_stored(x, plan.recipe, Moments(both[0], both[1], 0), weight, bias, residual)
@@ -129,14 +129,14 @@ class NormalizeInPlace(torch.autograd.Function):
 # ---- what is called
 
 
-# What Function.apply is without its questions about torch.func, which a plan has already answered.
+# Function.apply without its checks for torch.func, which a plan has already made.
 apply = super(torch.autograd.Function, Normalize).apply
 
 
 def call(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan, update: tuple[float, ...] = NO_UPDATE
 ) -> Tensor:
-    """The output alone, of a call without anything unusual."""
+    """Return the output alone, of a call on the fast path."""
     return cast(Tensor, apply(x, weight, bias, None, (plan, update, None, None)))
 
 
@@ -162,7 +162,7 @@ def normalize(
 
 
 def _is_invertible(recipe: Recipe, weight: Tensor | None) -> bool:
-    """Whether the input can be worked out from the output: nothing may be lost on the way."""
+    """Whether the input can be worked out from the output."""
     if recipe.activation == "relu":
         return False
     return weight is None or weight.numel() == 0 or bool(weight.detach().abs().min() >= _LEAST_WEIGHT)

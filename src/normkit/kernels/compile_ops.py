@@ -1,6 +1,6 @@
-"""Operators that only compiled code needs: what the compiler must not look into, and what it must not lose.
+"""Operators that only compiled code needs, for what the compiler would compute again, or would lose.
 
-Whoever needs one imports this file then, which a compiler follows: `import normkit` does not wait for them.
+Code that needs one imports this file only then, which a compiler can follow, so that `import normkit` stays fast.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def _(t: Tensor) -> Tensor:
     return torch.empty_like(t)
 
 
-# Moving averages. The compiler loses what an autograd.Function writes in its backward, but keeps what operators say
-# they write. In a backward it may compute again what it has from buffers, which the forward has changed by then: what
-# is needed there comes out of the operator, where it cannot look.
+# Moving averages. The compiler loses what an autograd.Function writes in its backward, but keeps what an operator
+# declares that it writes. In a backward it may compute values again from buffers that the forward has changed by then:
+# what the backward needs is returned by the operator, which it cannot look into.
 
 
 @torch.library.custom_op("normkit::moving_normalize", mutates_args=())

@@ -1,13 +1,16 @@
-"""The C++ core: whether it is there, and whose threads it runs on."""
+"""The C++ core: whether it is installed, and whose threads it runs on."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+
+_TORCH_LIBRARY = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}
 
 loops: Any
 WHY_NOT: str | None
@@ -19,11 +22,11 @@ except ImportError as error:  # installed without a compiler
 
 def _take_torchs_threads() -> bool:
     """Give the core the address of torch's own parallel loop: its threads, and its set_num_threads, are then ours."""
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    library = Path(torch.__file__).parent / "lib" / _TORCH_LIBRARY.get(sys.platform, "libtorch_cpu.so")
     try:
         address = ctypes.cast(ctypes.CDLL(str(library)).torch_parallel_for, ctypes.c_void_p).value
     except (OSError, AttributeError):
-        return False  # another build of torch: one thread
+        return False  # this build of torch does not export it: one thread
     loops.use_threads(address)
     return True
 

@@ -11,8 +11,8 @@ from normkit.tracing import is_exporting
 def hold(t: Tensor) -> Tensor:
     """Return a value that a compiled backward keeps and does not compute again.
 
-    A value made from a buffer that the forward then writes to would come out differently the second time, and the
-    compiler, seeing that the buffer takes less memory than the value, would not mind.
+    A value made from a buffer that the forward then writes to would come out differently the second time. The compiler
+    computes it again wherever keeping the buffer takes less memory than keeping the value.
     """
     if not torch.compiler.is_compiling() or is_exporting():
         return t

@@ -1,7 +1,7 @@
 """Normalization by moving averages (Yan et al. 2020): the backward's statistic is averaged over batches too.
 
-What a backward finds goes into a ring of the last batches' values, so its arithmetic has a memory, which neither
-autograd nor the compiler would give it.
+What a backward computes goes into a ring of the last batches' values. Neither autograd nor the compiler provides for
+a backward that keeps state.
 """
 
 from __future__ import annotations

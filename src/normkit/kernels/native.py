@@ -13,17 +13,18 @@ from normkit.kernels.plans import Plan
 from normkit.moments import Moments
 
 NO_UPDATE = (0, 0, 0, 0, 0.0)  # of running statistics: see `update_of`
+_STORED_TYPES = (torch.float32, torch.float64)
 
 
 def _pointer(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
-def like(dy: Tensor, x: Tensor) -> Tensor:
-    """The output's gradient in the type and the layout of the input."""
-    if dy.dtype is not x.dtype:
-        dy = dy.to(x.dtype)
-    return dy if dy.stride() == x.stride() else torch.empty_like(x).copy_(dy)
+def like(t: Tensor, x: Tensor) -> Tensor:
+    """Return a tensor of the shape of x in the type and the layout of x; itself, if it has both."""
+    if t.dtype is not x.dtype:
+        t = t.to(x.dtype)
+    return t if t.stride() == x.stride() else torch.empty_like(x).copy_(t)
 
 
 def backward(
@@ -38,7 +39,7 @@ def backward(
     stored: bool,
     inverted: bool,
 ) -> Any:
-    """Gradients of x, weight, bias and residual; `y` is there if the sign of an activation must be read from it."""
+    """Gradients of x, weight, bias and residual; `y` is given if an activation's sign must be read from it."""
     if dy.dtype is not x.dtype or dy.stride() != x.stride():
         dy = like(dy, x)
     dx = torch.empty_like(x)
@@ -59,7 +60,7 @@ def backward(
         inverted,
     )
     if y is None and wants[3]:
-        dresidual = dy  # nothing stands between the residual and the output
+        dresidual = dy  # nothing comes between the residual and the output
     if dweight is not None and plain_weight is not weight:
         dweight = plan.as_parameter(dweight, weight)
     if dbias is not None and plain_bias is not bias:
@@ -114,7 +115,7 @@ def evaluate(
 def backward_sums(
     dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor | None, m: Moments, plan: Plan
 ) -> Tensor:
-    """The first half of a backward: sums of the gradient behind the activation, and of its product with xhat."""
+    """The first half of a backward: sums of dz, the gradient of what enters the activation, and of dz * xhat."""
     dy, both = like(dy, x), torch.stack([m.mean, m.var]).double()
     plain_weight, plain_bias = plan.plain(weight), plan.plain(bias)
     sums = x.new_empty(2, *plan.shape, dtype=torch.float64)
@@ -158,27 +159,32 @@ def copy_past_cache(source: Tensor, target: Tensor) -> None:
     loops.copy(source.data_ptr(), target.data_ptr(), source.numel() * source.itemsize)
 
 
-def update_of(stored: Moments, momentum: float | Tensor | None) -> tuple[float, ...] | None:
-    """Return what moves these statistics along with a forward, or None if the core cannot: it writes plain memory."""
-    mean, var, count = stored
-    wide = mean.dtype is torch.float64
-    if (
-        not isinstance(momentum, float | int)
-        or not (type(mean) is type(var) is Tensor)
-        or mean.dtype is not var.dtype
-        or not (wide or mean.dtype is torch.float32)
-        or not (mean.is_cpu and mean.is_contiguous() and var.is_contiguous())
-    ):
+def is_plain_memory(mean: Tensor, var: Tensor) -> bool:
+    """Whether the core can read and write running statistics where they lie: plain tensors of one type."""
+    return (
+        type(mean) is type(var) is Tensor
+        and mean.dtype is var.dtype
+        and mean.dtype in _STORED_TYPES
+        and mean.is_cpu
+        and mean.is_contiguous()
+        and var.is_contiguous()
+    )
+
+
+def update_of(
+    mean: Tensor, var: Tensor, count: int | Tensor, momentum: float | Tensor | None
+) -> tuple[float, ...] | None:
+    """Return what moves these statistics along with a forward, as `Update` in csrc/update.h; None if it cannot."""
+    if not isinstance(momentum, float | int) or not is_plain_memory(mean, var) or mean.is_inference():
         return None
-    if type(count) is Tensor:
-        if count.dtype is not torch.int64 or not count.is_cpu:
+    counter = 0
+    if isinstance(count, Tensor):
+        if type(count) is not Tensor or count.dtype is not torch.int64 or not count.is_cpu:
             return None
-        return (mean.data_ptr(), var.data_ptr(), count.data_ptr(), wide, momentum)
-    return (mean.data_ptr(), var.data_ptr(), 0, wide, momentum) if isinstance(count, int) else None
+        counter = count.data_ptr()
+    return mean.data_ptr(), var.data_ptr(), counter, mean.dtype is torch.float64, momentum
 
 
-def count_update(stored: Moments) -> None:
+def count_update(mean: Tensor, var: Tensor, count: int | Tensor) -> None:
     """Let autograd know that these statistics were written, as an operator would."""
-    mean, var, count = stored
-    if not mean.is_inference():
-        torch._C._increment_version((mean, var, count) if isinstance(count, Tensor) else (mean, var))
+    torch._C._increment_version((mean, var, count) if isinstance(count, Tensor) else (mean, var))

@@ -1,9 +1,9 @@
-"""The operators that stand for a normalization in a recorded graph, whole, with the C++ loops behind them.
+"""The operators that stand for a whole normalization in a recorded graph, computed by the C++ loops.
 
 A compiler would otherwise see some thirty operators, and generate a backward several times slower than the loops. It
 knows types and symbols where the loops need sizes and strides, so how to run is decided when an operator runs.
 
-`torch.library.custom_op` says the same in fewer lines, but takes twice as long over it, at every `import normkit`.
+`torch.library.custom_op` would take fewer lines, but twice the time, at every `import normkit`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _normalize_stored(
     var: Tensor,
     *terms: Any,
 ) -> tuple[Tensor, Tensor]:
-    """As `_normalize`, with statistics that are given. A copy comes back: the graph may go on and write to them."""
+    """As `_normalize`, with given statistics. They are returned as a copy: the graph may write to them later."""
     recipe = _recipe(*terms)
     _check(x, recipe, (residual,), (weight, bias, mean, var))
     statistics = torch.stack([mean, var]).to(_WIDE)
@@ -100,7 +100,7 @@ def _recipe(
 
 
 def _check(x: Tensor, recipe: Recipe, alike: Sequence[Tensor | None], parameters: Sequence[Tensor | None]) -> None:
-    """Check that the tensors of a call fit each other: whoever made the graph, behind this door there are pointers."""
+    """Check that the tensors of a call fit each other, wherever the graph came from: what follows reads pointers."""
     for t in alike:
         if t is not None and t.shape != x.shape:
             raise ShapeError(f"normkit::normalize needs tensors of one shape, {tuple(x.shape)}; got {tuple(t.shape)}.")
@@ -125,7 +125,7 @@ def _planned(
     recipe: Recipe,
     statistics: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Plan | None]:
-    """Return x and a tensor beside it in memory that the loops can go over, and how they are to; None: they cannot."""
+    """Return x and another tensor in memory that the loops can go over, and their plan, or None if they cannot."""
     beside = _beside(x, other)
     if isinstance(plans.plan(x, recipe, weight, bias, beside), str):
         x = x.contiguous()
@@ -158,16 +158,14 @@ def _gradients(
     m: Moments,
     recipe: Recipe,
     stored: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight, bias and residual."""
     if kept is not None and recipe.activation in _SIGNED:
         dy = dy * ACTIVATIONS[recipe.activation].slope(kept.to(m.mean.dtype))
         recipe, kept = recipe._replace(activation=None), None
     scale, shift = recipe.view(weight), recipe.view(bias)
-    back = reference.Backward.of(dy, x, scale, shift, kept, m, recipe)
-    dx = back.g * back.inverse_std if stored else back.dx(back.sums(recipe.over), m.count, None, recipe.centred)
-    dweight, dbias = _shaped(back.dweight(scale), weight), _shaped(back.dbias(shift), bias)
-    return dx.to(x.dtype), dweight, dbias, back.dz.to(x.dtype, copy=True)
+    dx, dweight, dbias, dresidual = reference.gradients(dy, x, scale, shift, kept, None, recipe, True, m, stored)
+    return dx, _shaped(dweight, weight), _shaped(dbias, bias), dresidual
 
 
 def _shaped(gradient: Tensor | None, parameter: Tensor | None) -> Tensor | None:
@@ -183,7 +181,7 @@ def _moments(x: Tensor, statistics: Tensor, recipe: Recipe, stored: bool) -> Mom
     return Moments(mean.reshape(shape), var.reshape(shape), reference.count_values(x, recipe.over))
 
 
-# ---- what autograd and compilers are told
+# ---- what is registered for autograd and compilers
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -215,7 +213,7 @@ def _differentiate(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]
         dx, *given = torch.ops.normkit.normalize_backward(*tensors, *ctx.terms, ctx.stored, asked)
         found = [given.pop(0) if one else None for one in asked]
     if recipe.activation is None:
-        found[2] = dy  # nothing stands between the residual and the output
+        found[2] = dy  # nothing comes between the residual and the output
     return (dx, *(g if wanted else None for g, wanted in zip(found, wants, strict=True)), *ctx.no_gradients)
 
 

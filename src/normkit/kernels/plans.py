@@ -1,4 +1,4 @@
-"""What the C++ loops can take, and how they are to see it."""
+"""What the C++ loops can take, and how they see its memory."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def plan(
     if residual is not None and (residual.dtype is not x.dtype or residual.stride() != stride):
         return "the residual has another type or layout than the input"
     if torch.compiler.is_compiling() or is_exporting() or is_watched():
-        return "somebody watches the operators: a compiler, a transform or a dispatch mode"
+        return "a compiler, a transform or a dispatch mode watches the operators"
     own: Sequence[int] = ()
     for t in (weight, bias):
         if t is not None:
@@ -122,9 +122,9 @@ def takes(
 def _plan(
     dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], recipe: Recipe, own: Sequence[int]
 ) -> Plan | str:
-    """The part of a plan that depends on sizes alone, and comes back in every step of a training."""
+    """The part of a plan that depends on types and sizes alone, which repeat in every step of training."""
     if 0 in shape:
-        return "the loops need a value to begin with"
+        return "the loops need at least one value"
     if dtype not in _TYPES:
         return f"the loops have no {dtype}"
     if recipe.activation not in _ACTIVATIONS:
@@ -144,7 +144,7 @@ def _plan(
     )
 
 
-# ---- plans of layers, for tensors of these shapes; None if there is anything wrong with them
+# ---- plans of layers, for tensors of these shapes; None if the shapes do not fit, or the loops cannot run
 
 Shape = tuple[int, ...]
 
@@ -161,7 +161,7 @@ def of_batch(
     eps: float,
     activation: str | None,
 ) -> Plan | None:
-    """The plan of a batch norm of so many channels."""
+    """The plan of a batch norm over channels of the shape `features`."""
     rank = len(shape)
     if rank not in ranks or shape[1:2] != features or not {weight, bias} <= {features, None}:
         return None
@@ -218,13 +218,13 @@ def _of_layer(dtype: torch.dtype, shape: Shape, stride: Shape, recipe: Recipe, o
 
 
 class Plan(NamedTuple):
-    """A call, but for its tensors."""
+    """A call, apart from its tensors."""
 
     recipe: Recipe
     layout: Layout
     header: bytes  # all that is not a tensor, as the core reads it
     statistics: int  # means, and as many variances
-    values: int  # behind each of them
+    values: int  # that each of them is made of
     shape: tuple[int, ...]  # of the statistics
     split: tuple[int, int] | None = None  # groups and channels of each, where x is not divided as the recipe says
 

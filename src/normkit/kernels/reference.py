@@ -2,7 +2,7 @@
 
 Shapes follow one convention. `over` names the dimensions that share statistics; statistics keep those dimensions
 with size 1; weight, bias and mask broadcast against x. Batch, instance, group and layer normalization differ in nothing
-else, and root-mean-square normalization only in leaving the mean alone.
+else, and root-mean-square normalization only in not subtracting the mean.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from normkit.tracing import is_exporting
 
 
 class Recipe(NamedTuple):
-    """What a normalization is, beside its tensors."""
+    """What a normalization is, apart from its tensors."""
 
     over: tuple[int, ...]
     eps: float
@@ -110,7 +110,7 @@ def transform(x: Tensor, scale: Tensor, shift: Tensor, residual: Tensor | None, 
 
 
 def finish(z: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None) -> Tensor:
-    """Return activation(z + bias + residual), of the parts that are there."""
+    """Return activation(z + bias + residual), of the parts that are given."""
     if bias is not None:
         z = z + bias
     if residual is not None:
@@ -155,7 +155,7 @@ class Backward(NamedTuple):
     def dx(self, sums: tuple[Tensor, Tensor], count: int | Tensor, mask: Tensor | None, centred: bool) -> Tensor:
         """The gradient of x:  (g - sum(g) / n - xhat * sum(g * xhat) / n) / sqrt(var + eps).
 
-        Every position's output feels the statistics; only those that the mask counts have made them.
+        The statistics enter the output of every position, but only positions that the mask counts enter them.
         """
         n = count.clamp(min=1) if isinstance(count, Tensor) else count
         through = sums[1] / n * self.xhat
@@ -182,14 +182,18 @@ def gradients(
     recipe: Recipe,
     wants_dresidual: bool,
     m: Moments | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, None]:
-    """Return the gradients of x, weight, bias and residual, and None for the recipe; without moments, from x itself."""
+    stored: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of x, weight, bias and residual; without moments, from those of x itself.
+
+    Through statistics that are stored, no gradient flows.
+    """
     if m is None:
         m = moments(x, recipe.over, mask, recipe.centred)
     back = Backward.of(dy, x, weight, bias, residual, m, recipe)
-    dx = back.dx(back.sums(recipe.over), m.count, mask, recipe.centred).to(x.dtype)
+    dx = back.g * back.inverse_std if stored else back.dx(back.sums(recipe.over), m.count, mask, recipe.centred)
     dresidual = back.dz.to(dy.dtype) if wants_dresidual else None
-    return dx, back.dweight(weight), back.dbias(bias), dresidual, None
+    return dx.to(x.dtype), back.dweight(weight), back.dbias(bias), dresidual
 
 
 class Normalize(torch.autograd.Function):
@@ -228,7 +232,7 @@ class Normalize(torch.autograd.Function):
         # To be differentiated again, the statistics must be functions of x.
         m = None if torch.is_grad_enabled() else Moments(mean, var, count_values(x, ctx.recipe.over, mask))
         wants = ctx.needs_input_grad[3]
-        return (*gradients(grads[0], x, weight, bias, residual, mask, ctx.recipe, wants, m), None)
+        return (*gradients(grads[0], x, weight, bias, residual, mask, ctx.recipe, wants, m), None, None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None, None]:

@@ -1,10 +1,15 @@
-"""The only place that chooses how something is computed, and that says why."""
+"""The only place that chooses between the C++ loops and plain torch, and that says why.
+
+What has no loops, and computes with `reference` itself, asks `leave_to_reference` first.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, cast, get_args
+from contextvars import ContextVar
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -18,20 +23,49 @@ from normkit.tracing import is_exporting, is_ordinary, is_recomputing, is_transf
 
 Backend = Literal["auto", "native", "reference"]
 
-_requested: Backend = "auto"
+_requested: ContextVar[Backend] = ContextVar("normkit backend", default="auto")
+_guarded = threading.local()  # has the same `name`, if not "auto": torch.compile can guard this, but not a ContextVar
 
 
 @contextmanager
 def backend(name: Backend) -> Iterator[None]:
-    """Ask for a backend inside the block: "auto" takes the C++ loops where they fit; the others run or raise."""
-    global _requested
+    """Ask for a backend inside the block: "auto" takes the C++ loops where they fit; the others run or raise.
+
+    Other threads keep their own choice. The backward of a call that was not compiled uses the choice of its forward.
+    """
     if name not in get_args(Backend):
         raise ArgumentError(f"backend must be one of {get_args(Backend)}; got {name!r}.")
-    before, _requested = _requested, name
+    before = _requested.set(name)
+    _guard(name)
     try:
         yield
     finally:
-        _requested = before
+        _requested.reset(before)
+        _guard(_requested.get())
+
+
+def _guard(name: Backend) -> None:
+    if name == "auto":
+        vars(_guarded).pop("name", None)  # as in a thread that never asked, so that code compiled there serves
+    else:
+        _guarded.name = name
+
+
+def requested() -> Backend:
+    """Return the backend asked for around this call."""
+    if torch.compiler.is_compiling():
+        return cast(Backend, getattr(_guarded, "name", "auto"))
+    return _requested.get()
+
+
+def leave_to_reference(what: object) -> None:
+    """Let plain torch compute `what`, for which there are no loops; raise if the loops were asked for by name."""
+    if requested() == "native":
+        _refuse(f"there are none for {what}")
+
+
+def _refuse(why: str) -> None:
+    raise BackendError(f'The C++ loops were asked for and cannot run: {why}. Ask for backend "auto".')
 
 
 def status() -> dict[str, str]:
@@ -45,9 +79,9 @@ def status() -> dict[str, str]:
 def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None) -> Moments:
     """Return the moments of x over the dimensions `over`, without them."""
     recipe = Recipe(over, 0.0)
-    differentiated = torch.is_grad_enabled() and x.requires_grad
-    plan = None if differentiated else plan_for(x, recipe, mask=mask)
-    if plan is not None:
+    if torch.is_grad_enabled() and x.requires_grad:
+        leave_to_reference("moments with a gradient")
+    elif (plan := plan_for(x, recipe, mask=mask)) is not None:
         return native.moments(x, plan)
     return _without(over, reference.moments(x, over, mask))
 
@@ -94,13 +128,13 @@ def normalize_stored(
     residual: Tensor | None,
 ) -> Tensor:
     """Normalize x with statistics that are already known."""
-    if not (torch.is_grad_enabled() and (stored.mean.requires_grad or stored.var.requires_grad)):
-        plan = plan_for(x, recipe, weight, bias, residual)
-        if plan is not None:
-            return autograd.normalize_stored(x, stored, weight, bias, residual, plan)
-        if stays_whole(x, recipe, weight, bias, residual):
-            tensors = (x, weight, bias, residual, stored.mean, stored.var)
-            return cast(Tensor, torch.ops.normkit.normalize_stored(*tensors, *recipe)[0])
+    if torch.is_grad_enabled() and (stored.mean.requires_grad or stored.var.requires_grad):
+        leave_to_reference("stored statistics with a gradient")
+    elif (plan := plan_for(x, recipe, weight, bias, residual)) is not None:
+        return autograd.normalize_stored(x, stored, weight, bias, residual, plan)
+    elif stays_whole(x, recipe, weight, bias, residual):
+        tensors = (x, weight, bias, residual, stored.mean, stored.var)
+        return cast(Tensor, torch.ops.normkit.normalize_stored(*tensors, *recipe)[0])
     return reference.normalize_stored(x, recipe, stored, weight, bias, residual)
 
 
@@ -117,16 +151,16 @@ def normalize_and_update_(
 ) -> Tensor | None:
     """Return what `normalize` does and move the stored statistics along, or do nothing if the C++ loops cannot."""
     plan = plan_for(x, recipe, weight, bias, residual)
-    update = None if plan is None else native.update_of(stored, momentum)  # who reads pointers asks first who watches
+    update = None if plan is None else native.update_of(*stored, momentum)  # only planned tensors have pointers to read
     if plan is None or update is None:
         return None
     y, _ = autograd.normalize(x, weight, bias, residual, plan, inplace, update)
-    native.count_update(stored)
+    native.count_update(*stored)
     return y
 
 
-# ---- ordinary calls: of a small tensor, questions take most of the time. None leaves a call, and what may be wrong
-# with it, to the long way. Their callers know that x is a plain tensor and that nothing is being compiled.
+# ---- the layers' fast path: with a small tensor, deciding what to do takes most of the time. None leaves a call, and
+# any error in it, to the general path. The callers know that x is a plain tensor and that nothing is being compiled.
 
 
 def layer_call(
@@ -148,16 +182,12 @@ def batch_norm_step_(
     *terms: Any,
 ) -> Tensor | None:
     """A batch norm's step of training, as `normalize_and_update_`."""
-    if is_recomputing() or not _is_plain_memory(mean, var) or mean.is_inference():
+    plan = None if is_recomputing() else _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)
+    update = None if plan is None else native.update_of(mean, var, count, momentum)
+    if plan is None or update is None:
         return None
-    if count.dtype is not torch.int64 or not count.is_cpu:
-        return None
-    plan = _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)
-    if plan is None:
-        return None
-    update = (mean.data_ptr(), var.data_ptr(), count.data_ptr(), False, momentum)
     y = autograd.call(x, weight, bias, plan, update)
-    torch._C._increment_version((mean, var, count))
+    native.count_update(mean, var, count)
     return y
 
 
@@ -165,28 +195,17 @@ def batch_norm_evaluated(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, *terms: Any
 ) -> Tensor | None:
     """A batch norm's evaluation without a gradient."""
-    if torch.is_grad_enabled() or not _is_plain_memory(mean, var):
+    if torch.is_grad_enabled() or not native.is_plain_memory(mean, var):
         return None
     plan = _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)
     return None if plan is None else native.evaluate(x, weight, bias, None, mean, var, plan)
-
-
-def _is_plain_memory(mean: Tensor, var: Tensor) -> bool:
-    """Whether running statistics are as a new layer has them."""
-    return (
-        type(mean) is type(var) is Tensor
-        and mean.dtype is var.dtype is torch.float32
-        and mean.is_cpu
-        and mean.is_contiguous()
-        and var.is_contiguous()
-    )
 
 
 def _plan_of_layer(
     plan_of: Callable[..., Plan | None], x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any
 ) -> Plan | None:
     if (
-        _requested == "reference"
+        _requested.get() == "reference"
         or core.WHY_NOT is not None
         or not x.is_cpu
         or not (weight is None or weight.dtype is torch.float32)
@@ -198,51 +217,6 @@ def _plan_of_layer(
     return plan_of(x.dtype, x.shape, x.stride(), weight_shape, bias_shape, *terms)
 
 
-class GradientHalves(NamedTuple):
-    """The backward of `normalize` in two: what is summed, and how the sums, once shared, spread over x."""
-
-    recipe: Recipe
-    x: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
-    residual: Tensor | None  # this and the output: only where an activation follows the residual
-    y: Tensor | None
-    mask: Tensor | None
-    moments: Moments
-
-    def sums(self, dy: Tensor) -> Tensor:
-        """Sums of dz, the gradient behind the activation, and of dz * xhat, for each statistic."""
-        plan = self._planned()
-        if plan is not None:
-            return native.backward_sums(dy, self.x, self.weight, self.bias, self.y, self.moments, plan)
-        back, over = self._reference(dy), self.recipe.over
-        return torch.stack([back.dz.sum(over), (back.dz * back.xhat).sum(over)])
-
-    def spread(self, dy: Tensor, sums: Tensor, wants_dresidual: bool) -> tuple[Tensor, Tensor | None]:
-        """The gradients of x and of the residual, with the sums of everyone who shares the statistics."""
-        plan = self._planned()
-        if plan is not None:
-            return native.backward_apply(
-                dy, self.x, self.weight, self.bias, self.y, self.moments, plan, sums, wants_dresidual
-            )
-        back, weight = self._reference(dy), self.recipe.view(self.weight)
-        kept = [1 if d in self.recipe.over else n for d, n in enumerate(self.x.shape)]
-        of_g, of_g_xhat = (s.reshape(kept) if weight is None else s.reshape(kept) * weight for s in sums)
-        count = torch.as_tensor(self.moments.count).expand(self.moments.mean.shape).reshape(kept)
-        dx = back.dx((of_g, of_g_xhat), count, self.mask, self.recipe.centred).to(self.x.dtype)
-        return dx, back.dz.to(dy.dtype) if wants_dresidual else None
-
-    def _planned(self) -> Plan | None:
-        return plan_for(self.x, self.recipe, self.weight, self.bias, self.residual, self.mask)
-
-    def _reference(self, dy: Tensor) -> reference.Backward:
-        kept = [1 if d in self.recipe.over else n for d, n in enumerate(self.x.shape)]
-        wide = reference.working_dtype(self.x)
-        m = Moments(self.moments.mean.to(wide).reshape(kept), self.moments.var.to(wide).reshape(kept), 0)
-        weight, bias = self.recipe.view(self.weight), self.recipe.view(self.bias)
-        return reference.Backward.of(dy, self.x, weight, bias, self.residual, m, self.recipe)
-
-
 def plan_for(
     x: Tensor,
     recipe: Recipe,
@@ -252,19 +226,20 @@ def plan_for(
     mask: Tensor | None = None,
 ) -> Plan | None:
     """Return how the C++ loops are to go over x, or None to leave them out."""
-    if _requested == "reference":
+    asked = requested()
+    if asked == "reference":
         return None
     found = plans.plan(x, recipe, weight, bias, residual, mask)
     if not isinstance(found, str):
         return found
-    if _requested == "native" and not stays_whole(x, recipe, weight, bias, residual, mask):
-        raise BackendError(f'The C++ loops were asked for and cannot run: {found}. Ask for backend "auto".')
+    if asked == "native" and not stays_whole(x, recipe, weight, bias, residual, mask):
+        _refuse(found)
     return None
 
 
 def exports_whole() -> bool:
-    """Whether exported graphs are to hold our operators: only if asked, because they then run only beside normkit."""
-    return _requested == "native"
+    """Whether exported graphs are to hold our operators: only if asked, because they then run only with normkit."""
+    return requested() == "native"
 
 
 def stays_whole(
@@ -275,14 +250,15 @@ def stays_whole(
     residual: Tensor | None,
     mask: Tensor | None = None,
 ) -> bool:
-    """Whether the graph being recorded gets an operator of `whole`, which then finds a plan for the tensors it meets.
+    """Whether the graph being recorded gets an operator of `ops`, which plans for the tensors it gets when it runs.
 
     A compiler must be able to follow this with tensors that have types but neither memory nor, perhaps, sizes.
     """
     if torch.compiler.is_exporting():
         wanted = exports_whole()
     else:
-        wanted = torch.compiler.is_compiling() and _requested != "reference" and type(x) in (Tensor, torch.nn.Parameter)
+        is_plain = type(x) in (Tensor, torch.nn.Parameter)
+        wanted = torch.compiler.is_compiling() and requested() != "reference" and is_plain
     return (
         wanted
         and mask is None

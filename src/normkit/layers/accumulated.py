@@ -89,7 +89,7 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
     def reset_running_stats(self) -> None:
         """Forget the running statistics, and the window with them."""
         super().reset_running_stats()
-        if hasattr(self, "micro_step"):  # torch's constructor comes by before there is one
+        if hasattr(self, "micro_step"):  # torch's constructor calls before there is one
             self._forget_window_()
 
     def _forget_window_(self) -> None:
@@ -97,7 +97,7 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
             self.get_buffer(name).zero_()
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        # What the window holds belongs to other weights, or, after to_empty, to nobody.
+        # What the window holds was computed with other weights or, after to_empty, is uninitialized.
         super()._load_from_state_dict(*args)
         self._forget_window_()
 

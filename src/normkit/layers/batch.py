@@ -43,8 +43,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
     """
 
     _ranks: ClassVar[Sequence[int]]
-    _behind_call = ("_compute", "_run", "_normalize_batch", "_update_", "_tensors", "_features", "_ranks_of")
-    inplace = False  # also of layers that were saved before there was a choice
+    inplace = False  # also in layers that were pickled before this option existed
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         """Normalize, with the batch's statistics in training and the stored ones in evaluation."""
         return self._run(input, residual=residual, mask=mask)
 
-    def _run_ordinary(self, input: Tensor) -> Tensor | None:
+    def _run_fast(self, input: Tensor) -> Tensor | None:
         own, kept = self._parameters, self._buffers
         weight, bias = own.get("weight", ELSEWHERE), own.get("bias", ELSEWHERE)
         mean, var, count = kept.get("running_mean"), kept.get("running_var"), kept.get("num_batches_tracked")
@@ -117,11 +116,11 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         return y
 
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
-        """Normalize with the batch's statistics, and return those too. Relatives differ here, ..."""
+        """Normalize with the batch's statistics, and return those too. Subclasses differ here or in `_update_`."""
         return batch_core.normalize_batch(input, terms)
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
-        """... or here, in what a batch leaves behind."""
+        """Move the running statistics towards this batch's."""
         batch_core.update_(stored, batch, batch_core.average_factor(stored, self.momentum), self.nonfinite)
 
     def extra_repr(self) -> str:
@@ -146,7 +145,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         try:
             weight, bias = own["weight"], own["bias"]
             mean, var, count = kept["running_mean"], kept["running_var"], kept["num_batches_tracked"]
-        except KeyError:  # one of them is parametrized, or somebody else's by now
+        except KeyError:  # one of them is parametrized, and not in the dictionary
             weight, bias = self.weight, self.bias
             mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
         if mean is None or var is None:
@@ -162,21 +161,21 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         return f"{type(self).__name__}({', '.join(map(str, self._features()))})"
 
 
-class BatchNorm1d(BatchNorm, nn.BatchNorm1d):
+class BatchNorm1d(BatchNorm, nn.BatchNorm1d, fast_path=True):
     """Batch normalization of (N, C) or (N, C, L)."""
 
     _ranks = (2, 3)
     _torch = nn.BatchNorm1d
 
 
-class BatchNorm2d(BatchNorm, nn.BatchNorm2d):
+class BatchNorm2d(BatchNorm, nn.BatchNorm2d, fast_path=True):
     """Batch normalization of (N, C, H, W)."""
 
     _ranks = (4,)
     _torch = nn.BatchNorm2d
 
 
-class BatchNorm3d(BatchNorm, nn.BatchNorm3d):
+class BatchNorm3d(BatchNorm, nn.BatchNorm3d, fast_path=True):
     """Batch normalization of (N, C, D, H, W)."""
 
     _ranks = (5,)

@@ -1,4 +1,4 @@
-"""What the norms of channels share that are not torch's BatchNorm: their parameters, and what a batch leaves behind."""
+"""What norms of channels that are not torch's BatchNorm share: their parameters and their running statistics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normkit import checks
 from normkit.functional.batch_core import average_factor
-from normkit.kernels import reference
+from normkit.kernels import reference, select
 from normkit.layers.affine_parts import Affine, check_affine, reset_parts_
 from normkit.layers.norm_layer import NormLayer
 from normkit.moments import Moments
@@ -48,7 +48,7 @@ class ChannelNorm(NormLayer):
     def _track(
         self, momentum: float | None, tracked: bool, shapes: dict[str, tuple[int, ...]], device: Any, dtype: Any
     ) -> None:
-        """Take running statistics of these shapes, to be filled by `reset_parameters`; not tracked, be without."""
+        """Register running statistics of these shapes, to be filled by `reset_parameters`; if not tracked, none."""
         checks.options(self.eps, momentum, None)
         self.momentum, self.track_running_stats = momentum, tracked
         if tracked:
@@ -60,12 +60,12 @@ class ChannelNorm(NormLayer):
             setattr(self, name, None)  # not as buffers: torch.export miscounts those that are None
 
     def reset_parameters(self) -> None:
-        """Set gamma to one and beta to zero, where they are, and forget the running statistics."""
+        """Set gamma to one and beta to zero, if the layer has them, and reset the running statistics."""
         reset_parts_(self)
         self.reset_running_stats()
 
     def reset_running_stats(self) -> None:
-        """Set running means to zero and running variances to one, as if no batch had come."""
+        """Set running means to zero and running variances to one, as before the first batch."""
         for name, stored in self.named_buffers(recurse=False):
             stored.fill_(1 if name == "running_var" else 0)
 
@@ -92,7 +92,8 @@ class ChannelNorm(NormLayer):
         self.num_batches_tracked.copy_(self.num_batches_tracked + 1)
 
     def _check(self, input: Tensor, over: tuple[int, ...] | None, residual: Tensor | None = None) -> None:
-        """Check what came, and that what it is normalized over, if anything, has a variance."""
+        """Check the call, and that the dimensions `over`, if any, hold enough values for a variance."""
+        select.leave_to_reference(type(self).__name__)
         checks.batch_input(input, self._who(), (self.num_features,), self._ranks)
         checks.same_shape(residual, input, self._who())
         if over is not None:

@@ -78,6 +78,7 @@ class FilterResponseNorm2d(NormLayer):
         if not isinstance(self.eps, Tensor):
             recipe = Recipe((2, 3), self.eps, None, False, per_channel)
             return select.normalize(x, recipe, weight=self.weight, bias=self.bias)[0]
+        select.leave_to_reference("a learned eps")
         weight, bias = (t.reshape(per_channel) for t in (self.weight, self.bias))
         m = reference.moments(x, (2, 3), centred=False)
         m = m._replace(var=m.var + self.eps.to(x.dtype).abs().reshape(per_channel))

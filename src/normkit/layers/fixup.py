@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 
 from normkit import checks
 from normkit.errors import ArgumentError
+from normkit.kernels import select
 from normkit.kernels.reference import working_dtype
 from normkit.layers.norm_layer import NormLayer, _as_leaf
 from normkit.layers.scaled_std_conv import ScaledStdConv2d
@@ -56,6 +57,7 @@ class SkipInit(nn.Module):
         """Scale the branch, in its own type."""
         if isinstance(input, fx.Proxy):
             return cast(Tensor, _as_leaf(self, input))
+        select.leave_to_reference(type(self).__name__)
         checks.floating(input, type(self).__name__)
         wide = working_dtype(input)
         return (input.to(wide) * self.alpha.to(wide)).to(input.dtype)

@@ -21,9 +21,9 @@ from normkit.moments import Moments
 class FrozenBatchNorm(NormLayer):
     """What the frozen norms share: BatchNorm's state as buffers, which nothing trains and nothing writes.
 
-    Deliberately not one of torch's BatchNorm classes: tools that look for those would set it moving again.
+    Deliberately not one of torch's BatchNorm classes: tools that look for those would train it again.
 
-    Args: BatchNorm's. `momentum` is kept for whoever unfreezes it; `track_running_stats` can only be true.
+    Args: BatchNorm's. `momentum` is kept for `unfreeze`; `track_running_stats` can only be true.
     """
 
     _ranks: ClassVar[Sequence[int]]
@@ -48,7 +48,7 @@ class FrozenBatchNorm(NormLayer):
         self.num_features, self.eps, self.momentum, self.affine = num_features, eps, momentum, affine
         self.activation = activation
         like = {"device": device, "dtype": dtype}
-        # What is not there is no buffer: torch.export miscounts buffers that are None.
+        # An absent one is not registered: torch.export miscounts buffers that are None.
         self.weight = nn.Buffer(torch.ones(num_features, **like)) if has_weight else None
         self.bias = nn.Buffer(torch.zeros(num_features, **like)) if has_bias else None
         self.register_buffer("running_mean", torch.zeros(num_features, **like))

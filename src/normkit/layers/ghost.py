@@ -33,7 +33,7 @@ class GhostBatchNorm(BatchNorm):
         self.chunk_size = chunk_size
 
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
-        terms = terms.check(input)._replace(inplace=False)  # chunks are views, which autograd lets nobody overwrite
+        terms = terms.check(input)._replace(inplace=False)  # chunks are views, which autograd does not let us overwrite
         sizes = self._sizes(input)
         chunks = zip(input.split(sizes), _split(terms.residual, sizes), _split(terms.mask, sizes), strict=True)
         done = [batch_core.normalize_batch(x, terms._replace(residual=r, mask=m)) for x, r, m in chunks]

@@ -18,7 +18,7 @@ def adaptive_gradient_clip_(parameters: Tensor | Iterable[Tensor], clip: float =
 
     A unit is one index of the first dimension, an output channel of a linear layer or convolution; a scalar or vector
     (also one written with dimensions of size 1) is one unit. A unit whose gradient holds NaN or infinity is left as it
-    is, so that whoever looks for them still finds them; others do not feel it.
+    is, so that other code that looks for them still finds them; it does not affect other units.
 
     Args:
         parameters: one, or an iterable of them; those without a gradient are passed over.

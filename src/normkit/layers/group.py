@@ -14,7 +14,7 @@ from normkit.layers.affine_parts import Affine, check_affine, keep_parts_, reset
 from normkit.layers.norm_layer import NormLayer
 
 
-class GroupNorm(NormLayer, nn.GroupNorm):
+class GroupNorm(NormLayer, nn.GroupNorm, fast_path=True):
     """Group normalization: mean and variance over the positions of each group of channels of each example.
 
     Args:
@@ -61,9 +61,9 @@ class GroupNorm(NormLayer, nn.GroupNorm):
         """Normalize each group of channels of each example."""
         return self._run(input, residual=residual, mask=mask)
 
-    def _run_ordinary(self, input: Tensor) -> Tensor | None:
+    def _run_fast(self, input: Tensor) -> Tensor | None:
         groups, channels = self.num_groups, self.num_channels
-        return self._call_ordinary(input, plans.of_groups, groups, channels, self.eps, self.activation)
+        return self._call_fast(input, plans.of_groups, groups, channels, self.eps, self.activation)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
         who = f"{type(self).__name__}({self.num_groups}, {self.num_channels})"

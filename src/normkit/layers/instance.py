@@ -38,7 +38,6 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
     """
 
     _rank: ClassVar[int]
-    _behind_call = ("_compute", "_run", "_of_batch")
 
     def __init__(
         self,
@@ -68,11 +67,11 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
         """Normalize with each example's own statistics or, where they are tracked, in evaluation the stored ones."""
         return self._run(input, residual=residual, mask=mask)
 
-    def _run_ordinary(self, input: Tensor) -> Tensor | None:
+    def _run_fast(self, input: Tensor) -> Tensor | None:
         if self.track_running_stats or input.dim() != self._rank:
             return None
         channels = self.num_features
-        return self._call_ordinary(input, plans.of_groups, channels, channels, self.eps, self.activation)
+        return self._call_fast(input, plans.of_groups, channels, channels, self.eps, self.activation)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
         self._check_input_dim(input)
@@ -101,21 +100,21 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
         return f"{type(self).__name__}({self.num_features})"
 
 
-class InstanceNorm1d(InstanceNorm, nn.InstanceNorm1d):
+class InstanceNorm1d(InstanceNorm, nn.InstanceNorm1d, fast_path=True):
     """Instance normalization of (N, C, L) or (C, L)."""
 
     _rank = 3
     _torch = nn.InstanceNorm1d
 
 
-class InstanceNorm2d(InstanceNorm, nn.InstanceNorm2d):
+class InstanceNorm2d(InstanceNorm, nn.InstanceNorm2d, fast_path=True):
     """Instance normalization of (N, C, H, W) or (C, H, W)."""
 
     _rank = 4
     _torch = nn.InstanceNorm2d
 
 
-class InstanceNorm3d(InstanceNorm, nn.InstanceNorm3d):
+class InstanceNorm3d(InstanceNorm, nn.InstanceNorm3d, fast_path=True):
     """Instance normalization of (N, C, D, H, W) or (C, D, H, W)."""
 
     _rank = 5

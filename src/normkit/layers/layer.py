@@ -15,7 +15,7 @@ from normkit.kernels.reference import Recipe
 from normkit.layers.norm_layer import NormLayer
 
 
-class LayerNorm(NormLayer, nn.LayerNorm):
+class LayerNorm(NormLayer, nn.LayerNorm, fast_path=True):
     """Layer normalization: mean and variance over the last dimensions of each example.
 
     Args:
@@ -53,8 +53,8 @@ class LayerNorm(NormLayer, nn.LayerNorm):
         """Normalize each example over its last dimensions."""
         return self._run(input, residual=residual)
 
-    def _run_ordinary(self, input: Tensor) -> Tensor | None:
-        return self._call_ordinary(input, plans.of_last, self.normalized_shape, self.eps, self.activation, True)
+    def _run_fast(self, input: Tensor) -> Tensor | None:
+        return self._call_fast(input, plans.of_last, self.normalized_shape, self.eps, self.activation, True)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         recipe = Recipe(functional.last(input, self.normalized_shape), self.eps, self.activation)

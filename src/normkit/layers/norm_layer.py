@@ -1,4 +1,4 @@
-"""What every norm layer shares: how it meets tracers and exporters, and what follows the normalization."""
+"""What every norm layer shares: its paths through eager calls, tracers and exporters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from normkit.tracing import is_exporting
 
 
 class Name:
-    """A layer's name for errors, put together when one is printed and not before."""
+    """A layer's name for errors, formatted only when one is printed."""
 
     def __init__(self, who: Callable[[], str]) -> None:
         self._who = who
@@ -24,38 +24,34 @@ class Name:
 
 
 def name(who: Callable[[], str]) -> object:
-    """Return what to call a layer in errors; a compiler, which cannot wait to see one printed, gets it at once."""
+    """Return what to call a layer in errors. A compiler cannot trace `Name`, and gets the text at once."""
     return who() if torch.compiler.is_compiling() else Name(who)
 
 
-ELSEWHERE: Any = object()  # where a parameter is that a layer has not: parametrized, or somebody else's by now
-
-
-def _place(cls: type, method: str) -> int:
-    """How far up among its bases a class finds a method."""
-    return next(i for i, base in enumerate(cls.__mro__) if method in vars(base))
+ELSEWHERE: Any = object()  # found in place of a parameter that is not in the layer's own dictionary: a parametrized one
 
 
 class NormLayer(nn.Module):
-    """A layer computes in `_compute`; its `forward` names the tensors it takes and hands them to `_run`."""
+    """A layer computes in `_compute`; its `forward` names the tensors it takes and passes them to `_run`.
+
+    `class X(NormLayer, fast_path=True)` says of X, and not of its subclasses, that `_run_fast` computes what `_compute`
+    does: a subclass that overrides any part of the arithmetic is computed by that part.
+    """
 
     activation: str | None = None
     _torch: ClassVar[type[nn.Module] | None] = None
-    """Torch's class of the same function, if there is one: its operator stands for us in graphs made for others."""
-    _behind_call: ClassVar[tuple[str, ...]] = ("_compute", "_run")
-    """Methods that `_run_ordinary` stands for. Where a class changes one of them, but not it, it no longer does."""
-    _has_ordinary: ClassVar[bool] = False
+    """Torch's class of the same function, if it has one: exported graphs hold its operator in place of ours."""
+    _has_fast_path: ClassVar[bool] = False
     _has_bias: ClassVar[bool] = True
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, fast_path: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = _place(cls, "_run_ordinary")
-        cls._has_ordinary = all(own <= _place(cls, method) for method in cls._behind_call)
+        cls._has_fast_path = fast_path
 
     def _run(self, input: Tensor, *, residual: Tensor | None = None, **extras: Any) -> Tensor:
         is_simple = type(input) is Tensor and residual is None and extras.get("mask") is None
-        if is_simple and self._has_ordinary and not torch.compiler.is_compiling():
-            y = self._run_ordinary(input)
+        if is_simple and self._has_fast_path and not torch.compiler.is_compiling():
+            y = self._run_fast(input)
             if y is not None:
                 return y
         if isinstance(input, fx.Proxy):
@@ -64,12 +60,15 @@ class NormLayer(nn.Module):
             return finish(self._torch_forward(input), None, residual, self.activation)
         return self._compute(input, residual=residual, **extras)
 
-    def _run_ordinary(self, input: Tensor) -> Tensor | None:
-        """The call, if there is nothing unusual about it: of a small tensor, Python is what takes the time."""
+    def _run_fast(self, input: Tensor) -> Tensor | None:
+        """Return the output of a call without options, or None to leave it to `_compute`.
+
+        With a small tensor, Python takes most of the time: this path asks no more than it must.
+        """
         return None
 
-    def _call_ordinary(self, input: Tensor, plan_of: Callable[..., Any], *terms: Any) -> Tensor | None:
-        """A call with the input's own statistics and our gamma and beta."""
+    def _call_fast(self, input: Tensor, plan_of: Callable[..., Any], *terms: Any) -> Tensor | None:
+        """`_run_fast` with the input's own statistics, and the layer's gamma and beta."""
         own = self._parameters
         weight, bias = own.get("weight", ELSEWHERE), own.get("bias", ELSEWHERE) if self._has_bias else None
         if weight is ELSEWHERE or bias is ELSEWHERE:
@@ -84,7 +83,7 @@ class NormLayer(nn.Module):
         return cast(Tensor, self._torch.forward(self, input))
 
     def _is_torchs(self, **extras: Any) -> bool:
-        """Whether torch's operator would do the same now, so that other tools may find it in our place."""
+        """Whether torch's operator would compute the same now, so that exported graphs may hold it."""
         return all(value is None for value in extras.values())
 
     def extra_repr(self) -> str:

@@ -19,7 +19,7 @@ from normkit.layers.norm_layer import NormLayer
 _FLOAT_EPS = torch.finfo(torch.float32).eps
 
 
-class RMSNorm(NormLayer, nn.RMSNorm):
+class RMSNorm(NormLayer, nn.RMSNorm, fast_path=True):
     """Root mean square normalization over the last dimensions of each example: x / sqrt(mean(x^2) + eps) * weight.
 
     Args:
@@ -56,9 +56,9 @@ class RMSNorm(NormLayer, nn.RMSNorm):
         """Scale each example by the root mean square of its last dimensions."""
         return self._run(input, residual=residual)
 
-    def _run_ordinary(self, input: Tensor) -> Tensor | None:
+    def _run_fast(self, input: Tensor) -> Tensor | None:
         eps = _FLOAT_EPS if self.eps is None else self.eps  # no wider type has a plan
-        return self._call_ordinary(input, plans.of_last, self.normalized_shape, eps, self.activation, False)
+        return self._call_fast(input, plans.of_last, self.normalized_shape, eps, self.activation, False)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         over, eps = functional.last(input, self.normalized_shape), functional.rms_eps(input, self.eps)

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from normkit import checks
 from normkit.activations import ActivationName, check_activation
 from normkit.errors import ArgumentError
+from normkit.kernels import select
 from normkit.kernels.reference import moments
 from normkit.layers.norm_layer import _as_leaf
 
@@ -94,6 +95,7 @@ class ScaledStdConv2d(nn.Conv2d):
         """Convolve with the standardized weight, in the input's type."""
         if isinstance(input, fx.Proxy):
             return cast(Tensor, _as_leaf(self, input))
+        select.leave_to_reference(type(self).__name__)
         checks.floating(input, type(self).__name__)
         bias = None if self.bias is None else self.bias.to(input.dtype)
         return cast(Tensor, self._conv_forward(input, self._standardized(input.dtype), bias))

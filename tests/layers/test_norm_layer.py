@@ -1,4 +1,4 @@
-"""Calls with nothing unusual about them take a short way, and give what the long way gives."""
+"""Calls without options take a fast path, which gives what the general path gives."""
 
 import pytest
 import torch
@@ -32,11 +32,11 @@ def x(request):
     return torch.randn(3, 6, 5, 4).contiguous(memory_format=request.param).requires_grad_()
 
 
-def test_an_ordinary_call_takes_the_short_way(layer, x, monkeypatch):
-    def long_way(*args, **kwargs):
-        raise AssertionError("this is the long way")
+def test_a_call_without_options_takes_the_fast_path(layer, x, monkeypatch):
+    def general(*args, **kwargs):
+        raise AssertionError("this is the general path")
 
-    monkeypatch.setattr(type(layer), "_compute", long_way)
+    monkeypatch.setattr(type(layer), "_compute", general)
     layer(x).sum().backward()
     with torch.no_grad():
         layer.eval()(x)
@@ -102,6 +102,42 @@ def test_a_subclass_that_computes_otherwise_is_asked(layer, x):
 
     layer.__class__ = Other
     assert torch.equal(layer(x), x + 1)
+
+
+BATCH_PARTS = ("_compute", "_normalize_batch", "_update_", "_tensors", "_features", "_ranks_of")
+PARTS = {"batch": BATCH_PARTS, "instance": ("_compute", "_of_batch")}
+
+
+def overriding(cls, method, called):
+    """A subclass in which a mixin overrides the method, and notes its calls."""
+
+    class Mixin:
+        def __getattribute__(self, name):
+            if name == method:
+                called.append(name)
+            return super().__getattribute__(name)
+
+    return type("Other", (Mixin, cls), {})
+
+
+@pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in PARTS.items() for part in parts])
+def test_a_subclass_is_asked_for_every_part_of_the_arithmetic(name, part):
+    called, layer = [], LAYERS[name]()
+    layer.__class__ = overriding(type(layer), part, called)
+    layer(torch.randn(3, 6, 5, 4))
+    assert called
+
+
+def test_a_subclass_that_changes_nothing_computes_the_same(layer, x):
+    layer.eval()
+    expected = layer(x)
+    layer.__class__ = type("Same", (type(layer),), {})
+    torch.testing.assert_close(layer(x), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_fast_path_is_not_inherited(layer):
+    assert type(layer)._has_fast_path
+    assert not type("Other", (type(layer),), {})._has_fast_path
 
 
 @pytest.mark.parametrize(
