@@ -59,6 +59,8 @@ from normkit.moments import Moments, ema, population
 from normkit.spec import NormSpec, describe
 
 if TYPE_CHECKING:
+    __version__: str
+
     from normkit.surgery.check_export import ExportCheck, check_export
     from normkit.surgery.checkpoint import load, save
     from normkit.surgery.checkpoint.differences import MismatchError
@@ -71,8 +73,6 @@ if TYPE_CHECKING:
     from normkit.surgery.result import Change, Parity, Surgery
     from normkit.surgery.statistics.adapt import adapt
     from normkit.surgery.statistics.recalibrate import recalibrate
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AccumulatedBatchNorm2d",
@@ -151,7 +151,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load surgery when one of its verbs is first asked for: who only wants layers does not wait for it."""
+    """Load surgery and the version when first asked for: code that only wants layers does not wait for them."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("normkit")
     if name in __all__:
         from normkit import surgery
 
