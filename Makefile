@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+INSTALLED_LAB := $(VENV)/.installed-lab
 
 SOURCES := $(VENV)/.sources
 
 # All seeds of a test run are made from this number; BASE=random draws one. It is printed, and gives the same run again.
 BASE ?= 0
 
-.PHONY: help demo test test-deep lint types bench clean FORCE
+.PHONY: help demo test test-deep lint types bench dist changelog clean FORCE
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -18,13 +19,20 @@ help:  ## what there is to make
 $(SOURCES): FORCE
 	@mkdir -p $(VENV) && find src -name '*.py' | sort > $@.new && { cmp -s $@.new $@ || cp $@.new $@; }
 
-$(INSTALLED): pyproject.toml constraints.txt tests/architectures.txt CMakeLists.txt $(wildcard csrc/*) $(SOURCES)
+BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) $(SOURCES)
+
+$(INSTALLED): $(BUILT_FROM) tests/architectures.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/pip install --quiet --no-deps --requirement tests/architectures.txt
+	touch $@ $(INSTALLED_LAB)
+
+$(INSTALLED_LAB): $(BUILT_FROM)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab]'
 	touch $@
 
-demo: $(INSTALLED)  ## what made Batch Normalization famous, on this machine, in minutes
+demo: $(INSTALLED_LAB)  ## what made Batch Normalization famous, on this machine, in minutes
 	$(BIN)/normkit lab run paper --out runs/paper $(if $(wildcard runs/paper/run.json),--resume)
 
 test: lint types  ## what to run after every change: lint, types and tests, in minutes
@@ -44,6 +52,16 @@ bench: $(INSTALLED)  ## speed and import time, as ratios to torch on this machin
 	$(BIN)/python benchmarks/bench_import.py
 	$(BIN)/python benchmarks/bench_lab.py
 	$(BIN)/normkit bench
+
+# Never without the C++ core: a release that lost it would be valid, and slow.
+dist: export NORMKIT_REQUIRE_CORE := 1
+dist: $(INSTALLED)  ## wheel and sdist, each tried in an empty environment
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	PYTHONPATH=tests $(BIN)/python tools/check_dist.py dist/*
+
+changelog: $(INSTALLED)  ## what the next release will say, from the fragments in changelog/
+	$(BIN)/towncrier build --draft --version "$$($(BIN)/python -c 'import normkit; print(normkit.__version__)')"
 
 clean:  ## forget the set-up and everything built
 	rm -rf $(VENV) build dist
