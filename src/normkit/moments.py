@@ -58,7 +58,7 @@ class Moments(NamedTuple):
 
     @property
     def unbiased_var(self) -> Tensor:
-        """The variance with Bessel's correction, n / (n - 1): what running statistics store."""
+        """The variance with Bessel's correction, n / (n - 1), which running statistics store."""
         if isinstance(self.count, Tensor):
             n = self.count.to(self.var.dtype)
             return self.var * (n / (n - 1).clamp(min=0))

@@ -152,7 +152,7 @@ class NormSpec:
 
     @property
     def has_gamma(self) -> bool:
-        """Whether a parameter called weight is a gamma: not the weight of a convolution, nor a branch's scalar."""
+        """Whether a parameter called weight is a gamma, and not a convolution's weight or a branch's scalar."""
         return "W" not in self.over and bool(self.over)
 
     @property
