@@ -201,3 +201,17 @@ def test_compiled_whole():
     torch.testing.assert_close(a.grad, b.grad, rtol=2e-7, atol=2e-7)
     torch.testing.assert_close(layer.running_whitener, twin.running_whitener, rtol=2e-7, atol=1e-7)
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("group_size", [0, 4, 32])
+def test_groups_that_do_not_divide(group_size):
+    words = f"group_size must divide the 6 .*got {group_size}. Use one of 1, 2, 3, 6"
+    with pytest.raises(nk.ArgumentError, match=words):
+        nk.WhitenedBatchNorm2d(6, group_size=group_size)
+
+
+def test_bad_options():
+    with pytest.raises(nk.ArgumentError, match='method must be "newton" or "zca"; got \'pca\''):
+        nk.WhitenedBatchNorm1d(6, method="pca")
+    with pytest.raises(nk.ArgumentError, match="iterations must be at least 1; got 0"):
+        nk.WhitenedBatchNorm1d(6, iterations=0)

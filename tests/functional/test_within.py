@@ -1,17 +1,18 @@
-"""What the norms within an example have beyond the table: mask, residual, errors, half precision, stored statistics."""
+"""What the norms within an example share: residuals, masks, half precision, and what they refuse."""
 
 import copy
-import re
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import normkit as nk
 from support.cases import randomize_
+from support.padded import ragged
+from support.refusal import refused
 
 DOUBLE = torch.float64
+
 
 RESIDUAL = {
     "layer": (lambda **o: nk.LayerNorm(6, **o), lambda: nn.LayerNorm(6), (3, 5, 6)),
@@ -24,21 +25,13 @@ RESIDUAL = {
     ),
 }
 
+
 MASKED = {
     "group": lambda: nk.GroupNorm(2, 6, dtype=DOUBLE),
     "group-relu": lambda: nk.GroupNorm(3, 6, dtype=DOUBLE, activation="relu"),
     "instance": lambda: nk.InstanceNorm1d(6, affine=True, dtype=DOUBLE),
     "instance-tracked": lambda: nk.InstanceNorm1d(6, affine=True, track_running_stats=True, dtype=DOUBLE),
 }
-
-
-def ragged():
-    """A padded batch, its mask, and the true lengths."""
-    x, lengths = torch.randn(4, 6, 9, dtype=DOUBLE) + 2, torch.tensor([9, 4, 2, 7])
-    return x, torch.arange(9) < lengths[:, None], lengths.tolist()
-
-
-# Activation and residual
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "silu"], ids=str)
@@ -57,23 +50,6 @@ def test_activation_and_residual_equal_torchs_modules(name, activation):
     expected = torch.autograd.grad(z, [x, r, *theirs.parameters()], dy)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
-
-
-def test_scale_norm_takes_a_residual():
-    layer = randomize_(nk.ScaleNorm(6, activation="tanh", dtype=DOUBLE))
-    x, r = torch.randn(3, 6, dtype=DOUBLE), torch.randn(3, 6, dtype=DOUBLE)
-    expected = (layer.weight * F.normalize(x, dim=-1) + r).tanh()
-    torch.testing.assert_close(layer(x, residual=r), expected, rtol=1e-4, atol=1e-4)  # but for eps
-
-
-def test_a_new_scale_norm_is_an_rms_norm():
-    x = torch.randn(4, 7, dtype=DOUBLE)
-    layer = nk.ScaleNorm(7, dtype=DOUBLE)
-    assert layer.weight.item() == 7**0.5
-    torch.testing.assert_close(layer(x), nk.functional.rms_norm(x, 7, eps=1e-5), rtol=1e-14, atol=1e-14)
-
-
-# The mask
 
 
 @pytest.mark.parametrize("padding", [0.0, 1e6, torch.nan, torch.inf], ids=str)
@@ -141,49 +117,6 @@ def test_an_example_without_a_valid_position_is_finite_and_changes_no_other(name
         torch.testing.assert_close(layer.get_buffer(name), b, rtol=1e-6 if b.dtype != torch.half else 1e-3, atol=0)
 
 
-def test_an_example_without_a_valid_position_becomes_bias_and_residual():
-    layer = randomize_(nk.GroupNorm(2, 6, activation="relu"))
-    x, r = torch.randn(2, 6, 5), torch.randn(2, 6, 5)
-    y = layer(x, residual=r, mask=torch.tensor([[False] * 5, [True] * 5]))
-    torch.testing.assert_close(y[0], (layer.bias[:, None] + r[0]).relu())
-
-
-def test_a_batch_without_a_valid_position_leaves_running_statistics_alone():
-    layer = randomize_(nk.InstanceNorm1d(6, track_running_stats=True))
-    before = copy.deepcopy(layer.state_dict())
-    for x, mask in (
-        (torch.randn(3, 6, 5), torch.zeros(3, 5, dtype=torch.bool)),
-        (torch.randn(3, 6, 5), torch.eye(3, 5).bool()),  # one position: a mean, but no variance
-        (torch.randn(0, 6, 5), None),
-    ):
-        assert layer(x, mask=mask).isfinite().all()
-        for name, t in layer.state_dict().items():
-            assert torch.equal(t, before[name]), name
-
-
-def test_masked_running_statistics_average_the_examples_that_have_a_variance():
-    layer = nk.InstanceNorm1d(6, track_running_stats=True, momentum=1.0, dtype=DOUBLE)
-    x, mask, lengths = ragged()
-    mask[3] = torch.arange(9) == 5
-    layer(x, mask=mask)
-    examples = [x[i, :, :length] for i, length in enumerate(lengths[:3])]
-    torch.testing.assert_close(layer.running_mean, torch.stack([e.mean(1) for e in examples]).mean(0))
-    torch.testing.assert_close(layer.running_var, torch.stack([e.var(1) for e in examples]).mean(0))
-
-
-@pytest.mark.parametrize("activation", [None, "gelu"], ids=str)
-def test_gradients_of_mask_and_residual(activation):
-    x, r = (torch.randn(3, 4, 5, dtype=DOUBLE, requires_grad=True) for _ in range(2))
-    w, b = (torch.randn(4, dtype=DOUBLE, requires_grad=True) for _ in range(2))
-    mask = torch.tensor([[True] * 5, [True, False, True, True, False], [False] * 5])
-
-    def run(x, w, b, r):
-        return nk.functional.group_norm(x, 2, w, b, activation=activation, residual=r, mask=mask)
-
-    assert torch.autograd.gradcheck(run, (x, w, b, r), check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(run, (x, w, b, r), check_fwd_over_rev=True)
-
-
 @pytest.mark.parametrize("build", [lambda: nk.GroupNorm(2, 6), lambda: nk.InstanceNorm1d(6)], ids=["group", "instance"])
 def test_masked_calls_compile_and_export(build):
     layer, (x, mask, _) = build(), ragged()
@@ -193,9 +126,6 @@ def test_masked_calls_compile_and_export(build):
     program = torch.export.export(layer, (x,), {"mask": mask}).module()
     torch.testing.assert_close(program(x, mask=mask), expected, rtol=1e-5, atol=1e-5)
     torch.compiler.reset()
-
-
-# Half precision
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -225,112 +155,6 @@ def test_values_of_30000_do_not_overflow(build, dtype):
     ulp = torch.finfo(dtype).eps
     torch.testing.assert_close(y.double(), z, rtol=0.51 * ulp, atol=1e-7)
     torch.testing.assert_close(x.grad.double(), wide.grad, rtol=0.51 * ulp, atol=6e-8)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_rms_norms_own_eps_is_torchs(dtype):
-    x = torch.tensor([[3e-4, -2e-4, 1e-4, 5e-4]], dtype=dtype)
-    tolerance = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 0}
-    torch.testing.assert_close(nk.RMSNorm(4, dtype=dtype)(x), F.rms_norm(x, (4,)), **tolerance)
-    torch.testing.assert_close(nk.functional.rms_norm(x, 4), F.rms_norm(x, (4,)), **tolerance)
-    assert nk.RMSNorm(4).eps is None
-
-
-# Instance norm: stored statistics, and single examples
-
-
-@pytest.mark.parametrize("momentum", [0.1, 1.0, None])
-def test_running_statistics_over_steps_are_torchs(momentum):
-    ours = nk.InstanceNorm2d(3, momentum=momentum, track_running_stats=True, dtype=DOUBLE)
-    theirs = nn.InstanceNorm2d(3, momentum=momentum, track_running_stats=True, dtype=DOUBLE)
-    theirs.load_state_dict(randomize_(ours).state_dict())
-    for step in range(6):
-        x = torch.randn(step + 1, 3, 4, 5, dtype=DOUBLE) * (step + 1) + step
-        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
-        for name, b in theirs.named_buffers():
-            torch.testing.assert_close(ours.get_buffer(name), b, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=1e-12, atol=1e-12)
-
-
-def test_the_function_moves_running_statistics_as_torchs():
-    x, mean, var = torch.randn(4, 3, 7, dtype=DOUBLE), torch.randn(3, dtype=DOUBLE), torch.rand(3, dtype=DOUBLE)
-    twins = mean.clone(), var.clone()
-    for use_input_stats in (True, False):
-        y = nk.functional.instance_norm(x, mean, var, use_input_stats=use_input_stats, momentum=0.3)
-        z = F.instance_norm(x, *twins, use_input_stats=use_input_stats, momentum=0.3)
-        torch.testing.assert_close(y, z, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close((mean, var), twins, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("rank", [1, 2, 3])
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_a_single_example_as_in_torch(rank, training):
-    name, shape = f"InstanceNorm{rank}d", (4, *(3, 5, 6)[:rank])
-    ours = randomize_(getattr(nk, name)(4, affine=True, track_running_stats=True, dtype=DOUBLE)).train(training)
-    theirs = getattr(nn, name)(4, affine=True, track_running_stats=True, dtype=DOUBLE).train(training)
-    theirs.load_state_dict(ours.state_dict())
-    x, r = torch.randn(shape, dtype=DOUBLE), torch.randn(shape, dtype=DOUBLE)
-    torch.testing.assert_close(ours(x, residual=r), theirs(x) + r, rtol=1e-12, atol=1e-12)
-    for name, b in theirs.named_buffers():
-        torch.testing.assert_close(ours.get_buffer(name), b, rtol=1e-12, atol=1e-12)
-    if training:
-        mask = torch.rand(shape[1:]) > 0.3
-        torch.testing.assert_close(ours(x, mask=mask), ours(x[None], mask=mask[None])[0])
-
-
-# Filter response and local response
-
-
-def test_learnable_eps_is_a_parameter_per_channel_that_learns():
-    layer = nk.FilterResponseNorm2d(3, eps=1e-4, learnable_eps=True)
-    assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == dict.fromkeys(
-        ["weight", "bias", "tau", "eps"], (3,)
-    )
-    assert torch.equal(layer.eps, torch.full((3,), 1e-4))
-    assert "eps" not in dict(nk.FilterResponseNorm2d(3).named_parameters())
-    assert "tau" not in nk.FilterResponseNorm2d(3, threshold=False).state_dict()
-    x = torch.randn(2, 3, 1, 1) * 1e-2
-    layer(x).sum().backward()
-    assert layer.eps.grad.abs().max() > 0
-    fixed = nk.FilterResponseNorm2d(3, eps=1e-4)
-    torch.testing.assert_close(layer(x), fixed(x))
-
-
-def test_the_sign_of_a_learned_eps_says_nothing():
-    layer = nk.FilterResponseNorm2d(3, learnable_eps=True)
-    other = copy.deepcopy(layer)
-    with torch.no_grad():
-        layer.eps.fill_(0.3)
-        other.eps.fill_(-0.3)
-    x = torch.randn(2, 3, 4, 5)
-    assert torch.equal(layer(x), other(x))
-
-
-def test_a_new_filter_response_norm_cuts_off_at_zero():
-    y = nk.FilterResponseNorm2d(3)(torch.randn(2, 3, 4, 5))
-    assert y.min() == 0
-    assert nk.FilterResponseNorm2d(3, threshold=False)(torch.randn(2, 3, 4, 5)).min() < 0
-
-
-def test_a_neighbourhood_wider_than_the_channels():
-    x = torch.randn(2, 3, 4, dtype=DOUBLE)
-    torch.testing.assert_close(nk.LocalResponseNorm(9, 0.5)(x), nn.LocalResponseNorm(9, 0.5)(x))
-
-
-# Errors
-
-
-def refused(call, *words, error=ValueError):
-    with pytest.raises(error, match=".*".join(map(re.escape, words))) as caught:
-        call()
-    assert isinstance(caught.value, nk.NormkitError)
-
-
-def test_groups_that_do_not_come_out_even():
-    words = ["num_groups must divide the 6 channels", "got 4", "one of 1, 2, 3, 6"]
-    refused(lambda: nk.GroupNorm(4, 6), "GroupNorm", *words)
-    refused(lambda: nk.functional.group_norm(torch.randn(2, 6, 3), 4), "group_norm", *words)
-    refused(lambda: nk.GroupNorm(0, 6), "got 0")
 
 
 WRONG = {
@@ -363,13 +187,6 @@ WRONG = {
 def test_input_of_the_wrong_shape(name):
     build, shape, (needed, *hint) = WRONG[name]
     refused(lambda: build()(torch.randn(shape)), needed, f"{shape}", *hint)
-
-
-def test_one_position_is_enough_for_stored_statistics():
-    layer = nk.InstanceNorm1d(4, track_running_stats=True)
-    x = torch.randn(3, 4, 1)
-    refused(lambda: layer(x), "more than 1 value")
-    torch.testing.assert_close(layer.eval()(x), x / (1 + 1e-5) ** 0.5)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
@@ -440,9 +257,6 @@ def test_the_functions_refuse_tensors_that_do_not_fit():
     refused(lambda: f.instance_norm(x, torch.ones(5), torch.ones(5)), "running_mean of shape (4,)", "got (5,)")
     refused(lambda: f.instance_norm(x[0]), "instance_norm needs (N, 5, L)", "got (4, 5)")
     refused(lambda: f.group_norm(x[0, 0], 1), "group_norm needs (N, C)", "got (5,)")
-
-
-# What torch's tools look for
 
 
 def test_the_layers_are_torchs():
