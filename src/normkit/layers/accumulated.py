@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normkit.activations import ActivationName
+from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
 from normkit.functional import batch_core
 from normkit.functional.batch_core import Terms
 from normkit.kernels.reference import working_dtype
+from normkit.layers.affine_parts import Affine
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments
 from normkit.tracing import is_recomputing
@@ -37,16 +40,44 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
     window_count: Tensor
     micro_step: Tensor
 
-    def __init__(self, num_features: int, *args: Any, micro_batches: int, **kwargs: Any) -> None:
-        super().__init__(num_features, *args, **kwargs)
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: Affine = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        micro_batches: int,
+        bias: bool = True,
+        activation: ActivationName | None = None,
+        nonfinite: NonFinite = "propagate",
+        inplace: bool = False,
+    ) -> None:
+        super().__init__(
+            num_features,
+            eps,
+            momentum,
+            affine,
+            track_running_stats,
+            device,
+            dtype,
+            bias=bias,
+            activation=activation,
+            nonfinite=nonfinite,
+            inplace=inplace,
+        )
         if micro_batches < 1:
             raise ArgumentError(f"micro_batches must be at least 1; got {micro_batches}.")
         self.micro_batches = micro_batches
-        like = {"device": kwargs.get("device")}
-        self.register_buffer("window_mean", torch.zeros(micro_batches, num_features, **like), persistent=False)
-        self.register_buffer("window_var", torch.zeros(micro_batches, num_features, **like), persistent=False)
-        self.register_buffer("window_count", torch.zeros(micro_batches, 1, **like).long(), persistent=False)
-        self.register_buffer("micro_step", torch.zeros((), **like).long(), persistent=False)
+        means = torch.zeros(micro_batches, num_features, device=device)
+        self.register_buffer("window_mean", means, persistent=False)
+        self.register_buffer("window_var", means.clone(), persistent=False)
+        counts = torch.zeros(micro_batches, 1, dtype=torch.long, device=device)
+        self.register_buffer("window_count", counts, persistent=False)
+        self.register_buffer("micro_step", torch.tensor(0, device=device), persistent=False)
 
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
         # A forward repeated by activation checkpointing stands where it stood before: its own slot is left out.

@@ -9,7 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from normkit import checks
+from normkit.activations import ActivationName
+from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
+from normkit.layers.affine_parts import Affine
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments
 
@@ -23,8 +26,35 @@ class DomainBatchNorm(BatchNorm):
         num_domains: how many; `running_mean` and `running_var` have shape (num_domains, C).
     """
 
-    def __init__(self, num_features: int, num_domains: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(num_features, *args, **kwargs)
+    def __init__(
+        self,
+        num_features: int,
+        num_domains: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: Affine = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+        activation: ActivationName | None = None,
+        nonfinite: NonFinite = "propagate",
+        inplace: bool = False,
+    ) -> None:
+        super().__init__(
+            num_features,
+            eps,
+            momentum,
+            affine,
+            track_running_stats,
+            device,
+            dtype,
+            bias=bias,
+            activation=activation,
+            nonfinite=nonfinite,
+            inplace=inplace,
+        )
         if num_domains < 1:
             raise ArgumentError(f"num_domains must be at least 1; got {num_domains}.")
         checks.tracked(self.track_running_stats, type(self).__name__)
@@ -68,7 +98,7 @@ class DomainBatchNorm(BatchNorm):
             checks.require(
                 count[k] > 0,
                 lambda: ArgumentError(
-                    f"{self._who()} has never seen domain {k} in training; its statistics are made up. "
+                    f"{self._who()} has never seen domain {k} in training; its statistics are initial values. "
                     f"Train on it, or copy another's: running_mean[{k}] = running_mean[j], and so on."
                 ),
             )

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normkit.activations import ActivationName
+from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
 from normkit.functional import batch_core
 from normkit.functional.batch_core import Terms
+from normkit.layers.affine_parts import Affine
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments
 
@@ -26,8 +29,35 @@ class GhostBatchNorm(BatchNorm):
             single value per channel.
     """
 
-    def __init__(self, num_features: int, *args: Any, chunk_size: int = 128, **kwargs: Any) -> None:
-        super().__init__(num_features, *args, **kwargs)
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: Affine = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        chunk_size: int = 128,
+        bias: bool = True,
+        activation: ActivationName | None = None,
+        nonfinite: NonFinite = "propagate",
+        inplace: bool = False,
+    ) -> None:
+        super().__init__(
+            num_features,
+            eps,
+            momentum,
+            affine,
+            track_running_stats,
+            device,
+            dtype,
+            bias=bias,
+            activation=activation,
+            nonfinite=nonfinite,
+            inplace=inplace,
+        )
         if chunk_size < 1:
             raise ArgumentError(f"chunk_size must be at least 1 example; got {chunk_size}.")
         self.chunk_size = chunk_size

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from normkit import checks
+from normkit.activations import ActivationName
+from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
 from normkit.functional import batch_core
 from normkit.functional.batch_core import Terms
 from normkit.kernels.hold import hold
 from normkit.kernels.reference import working_dtype
+from normkit.layers.affine_parts import Affine
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments, ema
 from normkit.tracing import is_recomputing, is_transformed
@@ -57,13 +60,34 @@ class BatchRenorm(BatchNorm):
     def __init__(
         self,
         num_features: int,
-        *args: Any,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: Affine = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
         r_max: float = 3.0,
         d_max: float = 5.0,
         schedule: Schedule | None = None,
-        **kwargs: Any,
+        bias: bool = True,
+        activation: ActivationName | None = None,
+        nonfinite: NonFinite = "propagate",
+        inplace: bool = False,
     ) -> None:
-        super().__init__(num_features, *args, **kwargs)
+        super().__init__(
+            num_features,
+            eps,
+            momentum,
+            affine,
+            track_running_stats,
+            device,
+            dtype,
+            bias=bias,
+            activation=activation,
+            nonfinite=nonfinite,
+            inplace=inplace,
+        )
         if not (r_max >= 1 and d_max >= 0):
             raise ArgumentError(f"r_max must be at least 1 and d_max at least 0; got {r_max} and {d_max}.")
         checks.tracked(self.track_running_stats, type(self).__name__)
