@@ -1,4 +1,4 @@
-"""An operation works on a copy unless told otherwise, and an error leaves nothing behind."""
+"""An operation works on a copy unless it is asked for in place, and an error leaves the model unchanged."""
 
 import copy
 import threading
@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import normkit as nk
-from normkit.surgery.operation import CopyError, become, operation
+from normkit.named_layers import named_layers
+from normkit.surgery.operation import CopyError, Skip, become, operation
 
 X = torch.randn(3, 4, 5, 5)
 
@@ -21,7 +22,7 @@ def net():
 def operate(model, inplace):
     with operation(model, inplace) as op:
         before = op.trace(X)
-        for name, layer in op.layers():
+        for name, layer in named_layers(op.model):
             if isinstance(layer, nn.BatchNorm2d):
                 become(layer, nn.Tanh())
                 op.change(name, "BatchNorm2d -> Tanh", "for the test")
@@ -51,7 +52,18 @@ def test_in_place_the_model_is_changed_and_put_back():
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
 
 
-def test_notes_and_parity_are_told():
+def test_a_skip_ends_its_block_alone_and_is_recorded_with_its_reason():
+    with operation(net(), inplace=False) as op:
+        with op.attempt("1", "BatchNorm2d"):
+            raise Skip("has no size yet")
+        with op.attempt("3", "BatchNorm2d"):
+            op.change("3", "BatchNorm2d", "can be done")
+        done = op.result()
+    assert done.skipped == [("1", "BatchNorm2d", "has no size yet")]
+    assert done.changed == [("3", "BatchNorm2d", "can be done")]
+
+
+def test_changes_and_parity_are_reported():
     done = operate(net(), inplace=False)
     assert done.changed == [("1", "BatchNorm2d -> Tanh", "for the test")]
     assert done.skipped == [("2", "ReLU", "is none")]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from normkit.moments import Moments
-from normkit.named_layers import named_layers
+from normkit.named_layers import display_name, named_layers
 from normkit.spec import NormSpec, describe
 
-# What norms call their state, torch's, ours and others'.
+# What norms call their state: torch's, ours and those of other libraries.
 AFFINE = ("weight", "bias")
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+UNKNOWN = "is not a norm we know"
 
 
 class Norm(NamedTuple):
@@ -24,19 +25,45 @@ class Norm(NamedTuple):
     layer: nn.Module
     spec: NormSpec
 
+    @property
+    def title(self) -> str:
+        """What to call it in errors: its name and its class."""
+        return f"{display_name(self.name)} ({type(self.layer).__name__})"
+
+
+class Survey(NamedTuple):
+    """The norm layers of a model.
+
+    Attributes:
+        norms: the layers that `describe` knows.
+        unknown: those that it does not know, and that are norms by the names of their classes.
+    """
+
+    norms: list[Norm]
+    unknown: dict[str, nn.Module]
+
+
+def survey(model: nn.Module) -> Survey:
+    """Every norm layer of a model once, the model itself included."""
+    found = Survey([], {})
+    for name, layer in named_layers(model):
+        spec = describe(layer)
+        if spec is not None:
+            found.norms.append(Norm(name, layer, spec))
+        elif _is_called_a_norm(layer):
+            found.unknown[name] = layer
+    return found
+
 
 def norms(model: nn.Module) -> list[Norm]:
-    """Every norm layer of a model once, the model itself included."""
-    described = [(name, layer, describe(layer)) for name, layer in named_layers(model)]
-    return [Norm(name, layer, spec) for name, layer, spec in described if spec is not None]
+    """The norm layers of a model that `describe` knows."""
+    return survey(model).norms
 
 
-def unknown_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The layers that are norms by their names, and nothing we know; what has layers with state inside is a block."""
-    for name, layer in named_layers(model):
-        is_called_one = re.search("[Nn]orm|NORM|BN", type(layer).__name__) is not None
-        if is_called_one and describe(layer) is None and not any(child.state_dict() for child in layer.children()):
-            yield name, layer
+def _is_called_a_norm(layer: nn.Module) -> bool:
+    """Whether a class is called a norm; one that holds layers with state is a block with a norm in its name."""
+    is_called_one = re.search("[Nn]orm|NORM|BN", type(layer).__name__) is not None
+    return is_called_one and not any(child.state_dict() for child in layer.children())
 
 
 def stored_moments(layer: nn.Module) -> Moments | None:

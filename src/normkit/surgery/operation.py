@@ -1,4 +1,4 @@
-"""One piece of surgery from its beginning to its end, or to the error after which nothing has happened."""
+"""One operation on a model: it succeeds as a whole, or raises and leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from torch import nn
 
 from normkit.batches import Forward
 from normkit.errors import ArgumentError, NormkitError
-from normkit.named_layers import named_layers
 from normkit.snapshot import Snapshot, same_random_state
 from normkit.surgery import parity
 from normkit.surgery.result import Change, Parity, Surgery
+
+
+class Skip(NormkitError):
+    """Raised where a layer cannot be changed: it is left as it is, for the reason that is the message.
+
+    `Operation.attempt` turns it into a record of what was skipped; it never leaves a verb.
+    """
 
 
 class CopyError(NormkitError, RuntimeError):
@@ -22,7 +28,7 @@ class CopyError(NormkitError, RuntimeError):
 
 
 class Operation:
-    """The model that is worked on, and notes of what is done to it."""
+    """The model that is operated on, and a record of what is done to it."""
 
     def __init__(self, model: nn.Module, inplace: bool) -> None:
         if not isinstance(model, nn.Module):
@@ -34,19 +40,23 @@ class Operation:
         self.skipped: list[Change] = []
 
     def change(self, layer: str, what: str, why: str) -> None:
-        """Note a layer that was changed."""
+        """Record a layer that was changed."""
         self.changed.append(Change(layer, what, why))
 
     def skip(self, layer: str, what: str, why: str) -> None:
-        """Note a layer that was left as it was."""
+        """Record a layer that was left as it was."""
         self.skipped.append(Change(layer, what, why))
 
-    def layers(self) -> list[tuple[str, nn.Module]]:
-        """Every layer once, with its name."""
-        return list(named_layers(self.model))
+    @contextmanager
+    def attempt(self, layer: str, what: str) -> Iterator[None]:
+        """Do something to a layer; a `Skip` ends the block and is recorded with its reason."""
+        try:
+            yield
+        except Skip as reason:
+            self.skip(layer, what, str(reason))
 
     def trace(self, example: Any, forward: Forward | None = None) -> parity.Trace | None:
-        """What the model, as it is now, computes on the example; None without one."""
+        """What the model computes on the example at this moment; None without an example."""
         return None if example is None else parity.trace(self.model, example, forward)
 
     def result(
@@ -56,7 +66,7 @@ class Operation:
         forward: Forward | None = None,
         meant: Collection[str] = (),
     ) -> Surgery:
-        """The end: the notes, and the parity with what the model computed `before`, if that is known."""
+        """End the operation: its records, and the parity with what the model computed `before`, if that is known."""
         proof: Parity | None = None
         if before is not None:
             proof = parity.compare(before, parity.trace(self.model, example, forward), meant)
@@ -71,7 +81,7 @@ class Operation:
 
 @contextmanager
 def operation(model: nn.Module, inplace: bool) -> Iterator[Operation]:
-    """Operate on the model, or on a copy; whatever is raised leaves everything as it was."""
+    """Operate on the model, or on a copy; an error undoes everything."""
     with same_random_state():
         begun = Operation(model, inplace)
         try:
@@ -82,9 +92,9 @@ def operation(model: nn.Module, inplace: bool) -> Iterator[Operation]:
 
 
 def become(layer: nn.Module, other: nn.Module) -> None:
-    """Turn a layer into another. Whoever holds it, under whatever names, holds the other from now on.
+    """Turn a layer into another, keeping its identity: all references to it now refer to the other.
 
-    Its hooks stay, and so do mode and the handles that remove them. `other` is used up.
+    The layer keeps its hooks, the handles that remove them, and its mode. `other` must not be used afterwards.
     """
     kept = {name: value for name, value in vars(layer).items() if "hook" in name} | {"training": layer.training}
     try:

@@ -1,11 +1,10 @@
-"""Whether a model still computes what it did, and where it first does not."""
+"""Whether a model still computes what it did, and the first layer that does not."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,17 +13,20 @@ from torch import Tensor, nn
 from normkit.batches import Forward, feed, in_evaluation, tensors_in
 from normkit.errors import NormkitError
 from normkit.named_layers import named_layers
-from normkit.snapshot import untouched
+from normkit.snapshot import equal_values, untouched
+from normkit.surgery.hooks import AfterForward, hooked
 from normkit.surgery.result import Parity
 
-ROUNDING = 64  # units in the last place, of the largest value, that a layer's output may move without being named
+# Units in the last place of the largest value by which rounding alone may move the output of one layer: kernels sum in
+# different orders, and their errors grow with the square root of a sum's length, a few thousand terms at most.
+ROUNDING = 64
 
 # How far outputs may be apart, over their largest magnitude: other kernels round in another order.
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 class Trace(NamedTuple):
-    """What a model gave on an example, and each of its layers on the way, in the order they ran."""
+    """The outputs of a model on an example, and those of its layers in the order they ran."""
 
     outputs: list[Tensor]
     layers: list[tuple[str, list[Tensor]]]
@@ -37,13 +39,19 @@ class ExampleError(NormkitError, RuntimeError):
 def trace(model: nn.Module, example: Any, forward: Forward | None = None) -> Trace:
     """Run a model on an example, in evaluation, and leave it as it was."""
     layers: list[tuple[str, list[Tensor]]] = []
-    with untouched(model), in_evaluation(model), _recording(model, layers):
+
+    def record(name: str) -> AfterForward:
+        return lambda layer, args, kwargs, output: layers.append((name, [_copy(t) for t in tensors_in(output)]))
+
+    innermost = [(name, layer) for name, layer in named_layers(model) if next(layer.children(), None) is None]
+    recording = hooked(after=[(layer, record(name)) for name, layer in innermost])
+    with untouched(model), in_evaluation(model), recording:
         outputs = run_example(model, example, forward)
     return Trace([_copy(tensor) for tensor in tensors_in(outputs)], layers)
 
 
 def run_example(model: nn.Module, example: Any, forward: Forward | None = None) -> Any:
-    """Run a model on an example; that it cannot be run is an error that says what it was given."""
+    """Run a model on an example; the error of a model that does not run says what it was given."""
     try:
         return feed(model, example, forward)
     except NormkitError:
@@ -52,12 +60,12 @@ def run_example(model: nn.Module, example: Any, forward: Forward | None = None) 
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(example)) or type(example).__name__
         raise ExampleError(
             f"{type(model).__name__} does not run on the example ({shapes}): {type(error).__name__}: {error} "
-            "A tensor is the input, of a tuple the first element; forward=lambda model, batch: ... calls it otherwise."
+            "A tensor is the input, of a tuple the first element is; forward=lambda model, batch: ... replaces that."
         ) from error
 
 
 def compare(before: Trace, after: Trace, meant: Collection[str] = ()) -> Parity:
-    """How far the outputs moved, and the first layer that did, but for those that were meant to."""
+    """How far the outputs moved, and the first layer that did, except for those that were meant to."""
     max_abs, max_rel = _differences(before.outputs, after.outputs)
     return Parity(max_abs, max_rel, _first(before, after, meant) if max_abs > 0 else None)
 
@@ -74,7 +82,7 @@ def _first(before: Trace, after: Trace, meant: Collection[str]) -> str | None:
 
 
 def _by_call(trace: Trace) -> dict[tuple[str, int], list[Tensor]]:
-    """The layers' outputs in their order, each by its name and how often it had run before."""
+    """The outputs of layers in their order, by the name of the layer and the number of its earlier calls."""
     calls: Counter[str] = Counter()
     found = {}
     for name, tensors in trace.layers:
@@ -91,12 +99,12 @@ def _differences(before: list[Tensor], after: list[Tensor]) -> tuple[float, floa
 
 
 def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """The largest difference of two tensors of one shape, and the same over the largest magnitude of the first."""
+    """The largest difference of two tensors of one shape, absolute and relative to the largest value of the first."""
     if a.numel() == 0:
         return 0.0, 0.0
     wide = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(wide), b.to(device=a.device, dtype=wide)
-    gaps = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
+    gaps = torch.where(equal_values(a, b), 0.0, (a - b).abs())
     gap = math.inf if gaps.isnan().any() else gaps.max().item()
     if gap == 0:
         return 0.0, 0.0
@@ -114,22 +122,6 @@ def _eps(tensors: list[Tensor]) -> float:
     return max((torch.finfo(t.dtype).eps for t in tensors if t.is_floating_point()), default=0.0)
 
 
-@contextmanager
-def _recording(model: nn.Module, into: list[tuple[str, list[Tensor]]]) -> Iterator[None]:
-    """Note the outputs of the innermost layers."""
-
-    def note(name: str) -> Any:
-        return lambda module, args, output: into.append((name, [_copy(tensor) for tensor in tensors_in(output)]))
-
-    innermost = [(name, module) for name, module in named_layers(model) if next(module.children(), None) is None]
-    handles = [module.register_forward_hook(note(name)) for name, module in innermost]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _copy(tensor: Tensor) -> Tensor:
-    """What an in-place layer after it will not change."""
+    """A copy, which a later in-place layer does not change."""
     return tensor.detach().clone()

@@ -1,4 +1,4 @@
-"""What every verb returns: the model, what was changed in it and what was not, the proof, and the way back."""
+"""What every verb returns: the model, what was changed in it and what was not, the parity, and the way back."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import NamedTuple
 
 from torch import nn
 
+from normkit.named_layers import display_name
+
 
 class Change(NamedTuple):
-    """One layer, what was done with it or would have been, and why."""
+    """A layer, what was done to it or would have been, and why."""
 
     layer: str
     what: str
     why: str
 
     def __str__(self) -> str:
-        return f"{self.layer or '(the model itself)'}: {self.what} ({self.why})"
+        return f"{display_name(self.layer)}: {self.what} ({self.why})"
 
 
 class Parity(NamedTuple):
@@ -34,6 +36,10 @@ class Parity(NamedTuple):
     max_rel: float
     first_layer: str | None
 
+    def __str__(self) -> str:
+        where = "" if self.first_layer is None else f", first at {display_name(self.first_layer)}"
+        return f"{self.max_abs:.2g} ({self.max_rel:.2g} relative{where})"
+
 
 @dataclass(frozen=True)
 class Surgery:
@@ -48,8 +54,8 @@ class Surgery:
     def undo(self) -> nn.Module:
         """Give back the model as it was before, bit for bit.
 
-        Of surgery on a copy that is the model it was copied from; of surgery in place, the same model, put back:
-        layers, values, modes, hooks and requires_grad.
+        After surgery on a copy that is the model it was copied from. After surgery in place it is the same model with
+        its layers, values, modes, hooks and requires_grad restored.
         """
         return self._undo()
 
@@ -58,8 +64,5 @@ class Surgery:
         lines += [f"  {change}" for change in self.changed]
         lines += [f"  skipped {change}" for change in self.skipped]
         if self.parity is not None:
-            where = (
-                "" if self.parity.first_layer is None else f", first at {self.parity.first_layer or 'the model itself'}"
-            )
-            lines.append(f"outputs moved by {self.parity.max_abs:.2g} ({self.parity.max_rel:.2g} relative{where})")
+            lines.append(f"outputs moved by {self.parity}")
         return "\n".join(lines)

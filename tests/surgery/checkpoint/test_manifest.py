@@ -144,7 +144,7 @@ class Louder(nn.BatchNorm2d):
 def test_a_class_that_may_do_more_is_compared_by_name():
     (difference,) = differences(manifest(nn.BatchNorm2d(4)), manifest(Louder(4)))
     assert difference == ("", "class", "BatchNorm2d", "Louder")
-    assert str(difference) == "(the model itself): class is BatchNorm2d in the file, Louder in the model"
+    assert str(difference) == "the model itself: class is BatchNorm2d in the file, Louder in the model"
     assert differences(manifest(Louder(4)), manifest(Louder(4))) == []
 
 

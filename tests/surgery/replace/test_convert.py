@@ -347,7 +347,7 @@ def test_an_activation_inside_is_kept(act, name, to):
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        (lambda: BatchNormAct2d(8, nn.ReLU6()), "BatchNormAct2d adds ReLU6, which no layer of ours can carry"),
+        (lambda: BatchNormAct2d(8, nn.ReLU6()), "BatchNormAct2d adds ReLU6, which is no activation of our layers"),
         (lambda: BatchNormAct2d(8, nn.LeakyReLU(0.3)), "adds LeakyReLU"),
         (lambda: BatchNormAct2d(8, nn.PReLU()), "state that no other norm has a place for: act.weight"),
         (lambda: BatchNormAct2d(8, nn.ReLU(), nn.Dropout(0.5)), "adds behaviour that is not understood"),
@@ -568,7 +568,7 @@ def test_what_a_function_may_not_return():
         convert(model, lambda spec: one)
     with pytest.raises(nk.ArgumentError, match=r"must return a torch.nn.Module or None; got a int"):
         convert(model, lambda spec: 3)
-    with pytest.raises(nk.ArgumentError, match="got the options eps beside it"):
+    with pytest.raises(nk.ArgumentError, match="got the options eps as well"):
         convert(model, lambda spec: None, eps=1e-3)
 
 

@@ -90,6 +90,20 @@ def test_statistics_come_from_the_batches_where_there_were_none(to):
     assert share(done.changed[0]) == pytest.approx(explained, abs=6e-4)
 
 
+def test_statistics_far_from_zero_do_not_cancel():
+    """The squares of these inputs have 12 digits before the variance begins, which float64 cannot spare."""
+    batches = [torch.randn(n, 3, 8, 8) + 1e6 for n in (16, 64, 5)]
+    x = torch.cat(batches).double()
+    done = convert(nn.Sequential(nn.GroupNorm(1, 3)), "batch", batches[0], calibrate=batches)
+    new, values = done.model[0], x.transpose(0, 1).flatten(1)
+    torch.testing.assert_close(new.running_mean.double(), values.mean(1), rtol=1e-7, atol=0)
+    torch.testing.assert_close(new.running_var.double(), values.var(1), rtol=1e-6, atol=0)
+    slope, _, explained = least_squares(x - 1e6, nn.functional.group_norm(x, 1))
+    std = (values.var(1) + new.eps).sqrt()
+    torch.testing.assert_close(new.weight.detach().double(), slope * std, rtol=1e-5, atol=0)
+    assert share(done.changed[0]) == pytest.approx(explained, abs=6e-4)
+
+
 def test_every_layer_sees_what_the_original_gave_it_and_the_model_is_left_alone():
     model = nn.Sequential(
         nn.Conv2d(3, 8, 1), randomize_(BatchNormAct2d(8, nn.ReLU(inplace=True))), nn.Dropout(), nn.Conv2d(8, 8, 1)

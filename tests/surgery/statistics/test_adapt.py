@@ -347,7 +347,7 @@ def test_frozen_and_unreached_norms_are_skipped(trained, target, method):
         ({"method": "tent", "epochs": 0}, "epochs must be 1 or more; got 0"),
         ({"collapse": 2}, r"collapse must be in 0\.\.1; got 2"),
         ({"batches": []}, "there are no batches"),
-        ({"batches": iter([torch.randn(5, FEATURES)])}, "adapt goes through the batches more than once"),
+        ({"batches": iter([torch.randn(5, FEATURES)])}, "adapt iterates over the batches more than once"),
         ({"logits": lambda output: output[:, 0]}, r"logits must return a tensor \(N, classes\).*got \(60,\)"),
         ({"method": "tent", "logits": None}, "needs logits"),
         ({"method": "tent", "forward": lambda model, x: model(x).detach()}, "does not depend on gamma and beta"),
@@ -363,7 +363,7 @@ def test_bad_arguments_change_nothing(trained, target, options, message):
 
 def test_tent_needs_something_to_step_on(target):
     model = nn.Sequential(nn.BatchNorm1d(FEATURES, affine=False), nn.Linear(FEATURES, CLASSES))
-    with pytest.raises(nk.ArgumentError, match=r'no norm of this model has any to learn\. Use "adabn"'):
+    with pytest.raises(nk.ArgumentError, match=r'no norm of this model has them as parameters\. Use "adabn"'):
         adapt(model, target, "tent")
     assert adapt(model, target).changed
     conv = nn.Sequential(nk.ScaledStdConv2d(3, 4, 1), nn.Flatten())  # whose weight is no gamma

@@ -1,4 +1,4 @@
-"""Save a model with what its state_dict forgets, and load it only into a model that it fits."""
+"""Saving a model with what its state_dict does not hold, and loading it only into a model that it fits."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from normkit.surgery.result import Surgery
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a model's state, and its manifest, into a safetensors file.
 
-    A tensor of several names is stored once. Layers that torch does not see, in plain lists and dictionaries, are
-    stored too. The file is put in place by one rename: an error leaves what was there.
+    A tensor with several names is stored once. Layers in plain lists and dictionaries, which torch does not find, are
+    stored too. The file is put in place by one rename: an error leaves an older file unchanged.
     """
     about, state = manifest(model), state_of(model)
     write(Path(path), Checkpoint(tensors_of(state), extra_of(state), about))
@@ -34,7 +34,7 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True)
         model: what is filled. Its parameters stay the same objects, as in `load_state_dict`.
         path: a safetensors file. A pickle is refused, and never opened.
         strict: refuse a file whose norms differ from the model's in kind, eps, momentum or mode, or whose tensors
-            differ in names, shapes or types, and a file without a manifest, whose eps nobody knows. False loads the
+            differ in names, shapes or types, and a file without a manifest, whose eps is unknown. False loads the
             tensors that fit, leaves the model's settings as they are, and warns with the same list.
     """
     found, name = compare(read(Path(path)), model), os.fspath(path)
@@ -55,7 +55,7 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True)
 
 
 def _by_layer(model: nn.Module, state: State) -> dict[str, list[str]]:
-    """Names of tensors by layer; a layer of several names counts under its first."""
+    """Names of tensors by layer; a layer with several names appears under its first."""
     again = {name for name, _ in model.named_modules(remove_duplicate=False)} - {
         name for name, _ in model.named_modules()
     }

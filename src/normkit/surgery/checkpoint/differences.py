@@ -1,4 +1,4 @@
-"""How a file and the model that is to be filled from it differ."""
+"""The differences between a file and the model that is to be filled from it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import NormkitError
+from normkit.named_layers import display_name
+from normkit.snapshot import all_equal
 from normkit.surgery.checkpoint.file import Checkpoint
 from normkit.surgery.checkpoint.manifest import Difference, differences, manifest
 from normkit.surgery.checkpoint.state import State, state_of
@@ -30,13 +32,13 @@ class MismatchError(NormkitError, RuntimeError):
 
 
 class Comparison(NamedTuple):
-    """A file beside a model.
+    """The result of comparing a file with a model.
 
     Attributes:
         of_norms: how the norms differ.
         of_tensors: how names, shapes and types of the tensors differ.
-        fitting: the part of the file that can be loaded all the same.
-        has_manifest: whether the file says anything of its norms.
+        fitting: the part of the file that can be loaded nevertheless.
+        has_manifest: whether the file describes its norms.
     """
 
     of_norms: list[Difference]
@@ -50,20 +52,20 @@ class Comparison(NamedTuple):
         return [*self.of_norms, *self.of_tensors]
 
     def words(self) -> list[str]:
-        """One line for each way to differ, with all that do."""
-        lines = [] if self.has_manifest else ["it has no manifest: nobody knows its eps, momentum and mode"]
+        """One line for each kind of difference, with all layers or tensors that have it."""
+        lines = [] if self.has_manifest else ["it has no manifest: its eps, momentum and mode are unknown"]
         alike: dict[str, list[str]] = {}
         for difference in self.all:
-            alike.setdefault(difference.words, []).append(difference.where or "(the model itself)")
+            alike.setdefault(difference.words, []).append(display_name(difference.where))
         return lines + [f"{words}: {', '.join(names)}" for words, names in alike.items()]
 
     def refusal(self, path: str, model: nn.Module) -> MismatchError:
         """The error that lists them all."""
-        told = "\n  ".join([f"{path} does not fit the {type(model).__name__}, which is as it was:", *self.words()])
+        found = "\n  ".join([f"{path} does not fit the {type(model).__name__}, which is unchanged:", *self.words()])
         advice = [text for what, text in _ADVICE.items() if any(d.what == what for d in self.of_norms)]
         advice += _advice_on_wrappers(self.of_tensors)
         last = "strict=False loads what fits and keeps the model's own settings."
-        return MismatchError("\n".join([told, *advice, last]), self.all)
+        return MismatchError("\n".join([found, *advice, last]), self.all)
 
     def skipped(self) -> list[Change]:
         """What the model keeps when the fitting part is loaded."""
@@ -82,11 +84,11 @@ def compare(file: Checkpoint, model: nn.Module) -> Comparison:
 
 
 def not_as_loaded(model: nn.Module, loaded: Mapping[str, Any]) -> list[Difference]:
-    """Tensors that do not hold what was put into them, because another that shares their memory holds that."""
+    """Tensors that do not hold what was loaded into them, because another tensor shares their memory."""
     now = state_of(model)
     tensors = {key: value for key, value in loaded.items() if isinstance(value, Tensor)}
-    lost = [key for key, value in tensors.items() if not _equal(now[key], value)]
-    return [Difference(key, "memory", "its own", "that of another, with other values in the file") for key in lost]
+    lost = [key for key, value in tensors.items() if not all_equal(now[key], value.to(now[key]))]
+    return [Difference(key, "memory", "its own", "that of another tensor with other values") for key in lost]
 
 
 def _difference(key: str, saved: Mapping[str, Any], here: Mapping[str, Any]) -> Difference | None:
@@ -100,7 +102,7 @@ def _difference(key: str, saved: Mapping[str, Any], here: Mapping[str, Any]) -> 
 
 
 def _advice_on_wrappers(found: Sequence[Difference]) -> list[str]:
-    """DataParallel and torch.compile put a word before all names of the model they wrap."""
+    """DataParallel and torch.compile put a prefix before all names of the model they wrap."""
     of_file = {d.where for d in found if d.here == "missing"}
     of_model = {d.where for d in found if d.saved == "missing"}
     for attribute, wrapper in (("module", "DataParallel or DistributedDataParallel"), ("_orig_mod", "torch.compile")):
@@ -118,18 +120,13 @@ def _presence(state: Mapping[str, Any], key: str) -> str:
 
 
 def _fits(difference: Difference | None) -> bool:
-    """Whether it is the same, or of a type whose values mean the same but for rounding."""
+    """Whether nothing differs, or only the dtype, in a way that changes values by rounding alone."""
     if difference is None:
         return True
     saved, here = difference.saved, difference.here
     if not isinstance(saved, torch.dtype) or not isinstance(here, torch.dtype):
         return False
     return saved.is_floating_point == here.is_floating_point and saved.is_complex == here.is_complex
-
-
-def _equal(here: Tensor, saved: Tensor) -> bool:
-    saved = saved.to(device=here.device, dtype=here.dtype)
-    return torch.equal(here, saved) or bool(((here == saved) | (here.isnan() & saved.isnan())).all())
 
 
 def _skipped_tensor(difference: Difference, is_loaded: bool) -> Change:

@@ -1,27 +1,27 @@
-"""A safetensors file with a manifest inside: written in one rename, read without running anything that is in it."""
+"""A safetensors file with a manifest inside: put in place by one rename, and read without running any code in it."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 from torch import Tensor
 
+from normkit.atomic import replacing
 from normkit.errors import NormkitError
 from normkit.surgery.checkpoint.manifest import FORMAT, is_manifest
 
-# Keys of the file's metadata that are ours. All others name an alias: of this tensor, that one is the value, which is
-# how safetensors' own save_model writes them.
+# Keys of the file's metadata that are ours. Every other key is the name of a tensor, and its value the name of the
+# tensor that it shares its memory with: safetensors' own save_model writes aliases in this way.
 _MANIFEST, _FRAMEWORK, _EXTRA = "normkit", "format", "normkit.extra"
 _OURS = {_MANIFEST, _FRAMEWORK, _EXTRA}
 
 _PICKLE_ADVICE = (
-    "A pickle can run any code when it is opened, so this is never done here. Convert it, if you trust it: "
+    "A pickle can run any code when it is opened, so it is never opened here. Convert it, if you trust it: "
     "model.load_state_dict(torch.load(path, weights_only=True)), then nk.save(model, new_path)."
 )
 
@@ -31,7 +31,7 @@ class FileError(NormkitError, OSError):
 
 
 class MissingFileError(FileError, FileNotFoundError):
-    """A file that is not there."""
+    """A file that does not exist."""
 
 
 class CheckpointError(NormkitError, ValueError):
@@ -43,7 +43,7 @@ class Checkpoint(NamedTuple):
 
     Attributes:
         tensors: by their keys in the model's state.
-        extra: by key, what layers keep beside tensors (`get_extra_state`).
+        extra: by key, what layers keep besides tensors (`get_extra_state`).
         manifest: None in a file that another program wrote.
     """
 
@@ -53,7 +53,7 @@ class Checkpoint(NamedTuple):
 
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a file; whoever looks finds the old one or the new one, never a part."""
+    """Write a file; a reader finds the old one or the new one, never a part."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -63,14 +63,14 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         metadata[_EXTRA] = json.dumps(checkpoint.extra)
     with _replacing(path) as beside:
         beside.touch()
-        usual = beside.stat().st_mode  # safetensors would let nobody else read it
+        usual = beside.stat().st_mode  # safetensors makes files that only their owner can read
         try:
             save_file(tensors, beside, metadata)
             beside.chmod(usual)
         except KeyError as error:
             raise CheckpointError(f"safetensors has no type {error}: {_of_type(tensors, error.args[0])}.") from error
-        except SafetensorError as error:  # also what the disk says comes as one
-            raise FileError(f"{path} cannot be written: {error}. What was there before is as it was.") from error
+        except SafetensorError as error:  # it also wraps the errors of the disk
+            raise FileError(f"{path} cannot be written: {error}. What was there before is unchanged.") from error
 
 
 def read(path: Path) -> Checkpoint:
@@ -81,7 +81,7 @@ def read(path: Path) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dictionary
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is not a dictionary
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged or cut off: {error}. Get it again.") from error
     aliases = {name: of for name, of in metadata.items() if name not in _OURS and of in tensors}
@@ -128,12 +128,12 @@ def _parsed(path: Path, metadata: Mapping[str, str], key: str) -> dict[str, Any]
 
 
 def _check_is_safetensors(path: Path) -> None:
-    """Look at the first bytes: the header's length, in 8 of them, and the brace that the header begins with."""
+    """Look at the first bytes: 8 with the length of the header, and the brace that the header begins with."""
     try:
         with open(path, "rb") as file:
             start, size = file.read(512), os.fstat(file.fileno()).st_size
     except FileNotFoundError as error:
-        raise MissingFileError(f"{path} is not there.") from error
+        raise MissingFileError(f"{path} does not exist.") from error
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror or error}.") from error
     length = int.from_bytes(start[:8], "little")
@@ -152,7 +152,7 @@ def _check_is_safetensors(path: Path) -> None:
 
 
 def _looks_pickled(start: bytes) -> bool:
-    """Whether it is torch's zip, its older tar, or a bare pickle of a protocol with a mark."""
+    """Whether it is torch's zip, its older tar, or a bare pickle, whose protocol shows in its first bytes."""
     return (
         start.startswith(b"PK\x03\x04")
         or start[257:262] == b"ustar"
@@ -162,44 +162,22 @@ def _looks_pickled(start: bytes) -> bool:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A name beside the file to write to; it takes the file's place at the end, and is gone after an error."""
-    path = Path(os.path.realpath(path))  # of a link, the file it leads to is replaced
-    if not path.parent.is_dir():
+    """As `atomic.replacing`, with errors of ours."""
+    if not Path(os.path.realpath(path)).parent.is_dir():
         raise MissingFileError(f"{path} cannot be written: there is no folder {path.parent}. Make it first.")
     if path.is_dir():
         raise FileError(f"{path} is a folder; needed is the name of a file.")
-    beside = path.with_name(f".{path.name}.{uuid4().hex[:8]}.part")
     try:
-        yield beside
-        _flush(beside)
-        os.replace(beside, path)
-        _flush_folder(path.parent)
+        with replacing(path) as part:
+            yield part
     except OSError as error:
         if isinstance(error, NormkitError):
             raise
-        raise FileError(f"{path} cannot be written: {error}. What was there before is as it was.") from error
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-
-
-def _flush(path: Path) -> None:
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _flush_folder(path: Path) -> None:
-    """Let the new name be on the disk, too, where a system lets folders be opened."""
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        raise FileError(f"{path} cannot be written: {error}. What was there before is unchanged.") from error
 
 
 def _stored_once(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What is to be written, dense and apart; and of each further name of a tensor, its first."""
+    """The tensors to write, contiguous and without shared memory; and for each alias the name it stands for."""
     first: dict[Any, str] = {}
     stored, aliases = {}, {}
     memory: set[int] = set()
@@ -222,7 +200,7 @@ def _identity(tensor: Tensor) -> Any:
 
 
 def _on_its_own(tensor: Tensor, memory: set[int]) -> Tensor:
-    """The tensor as safetensors takes it: contiguous, on the CPU, and nobody else's memory."""
+    """The tensor as safetensors takes it: contiguous, on the CPU, and in memory of its own."""
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     storage = dense.untyped_storage()
     is_a_part = storage.nbytes() != dense.nbytes

@@ -1,8 +1,7 @@
-"""What a state_dict forgets of a model's norms: eps, momentum, mode and kind."""
+"""What a state_dict does not hold of a model's norms: eps, momentum, mode and kind."""
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from normkit.errors import ArgumentError
-from normkit.named_layers import named_layers
-from normkit.spec import describe
-from normkit.surgery.norms import Norm, norms
+from normkit.jsonable import jsonable
+from normkit.named_layers import display_name, named_layers
+from normkit.surgery.norms import Norm, survey
 
 FORMAT = 1
 
@@ -25,12 +24,12 @@ _COMPARED = (
     *("kind", "over", "scope", "updates", "affine", "num_features", "num_groups", "activation"),
     *("eps", "momentum"),
 )
-# Attributes of a layer that say nothing of what it computes, or that its spec says already.
+# Attributes of a layer that do not change what it computes, or that its spec already has.
 _NO_OPTION = {"training", "affine", "elementwise_affine", "inplace", "nonfinite", "domain", "num_channels"}
 
 
 class Difference(NamedTuple):
-    """Something that is not the same in a file and in the model that is to be filled from it.
+    """One difference between a file and the model that is to be filled from it.
 
     Attributes:
         where: the name of a layer, or of a tensor.
@@ -46,29 +45,30 @@ class Difference(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The difference, without saying where."""
+        """The difference, without the place."""
         return f"{self.what} is {self.saved} in the file, {self.here} in the model"
 
     def __str__(self) -> str:
-        return f"{self.where or '(the model itself)'}: {self.words}"
+        return f"{display_name(self.where)}: {self.words}"
 
 
 def manifest(model: nn.Module) -> dict[str, Any]:
-    """What a state_dict forgets, as plain values that JSON can hold.
+    """What a state_dict does not hold, as plain values that JSON can hold.
 
-    Returns:
-        "format", "normkit" and "torch": versions.
-        "model": the class of the model.
-        "counts": "layers", "parameters" and "norms".
-        "norms": of every norm layer, by name, its "class", its "mode" ("train" or "eval"), what `describe` says of it
-            (kind, over, uses, scope, updates, affine, eps, momentum, num_features, num_groups, activation, exact), its
-            "num_batches_tracked", and "options": whatever else it was made with.
-        "unknown": of layers that are called a norm, and that `describe` does not know, "class" and "options".
+    Its keys:
+
+    - "format", "normkit" and "torch": versions.
+    - "model": the class of the model.
+    - "counts": "layers", "parameters" and "norms".
+    - "norms": of every norm layer, by name, its "class", its "mode" ("train" or "eval"), what `describe` says of it
+      (kind, over, uses, scope, updates, affine, eps, momentum, num_features, num_groups, activation, exact), its
+      "num_batches_tracked", and "options": its other arguments.
+    - "unknown": of layers that are norms by their names, and that `describe` does not know, "class" and "options".
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module; got a {type(model).__name__}.")
     layers = dict(named_layers(model))
-    found = norms(model)
+    found = survey(model)
     parameters = {id(p): p for layer in layers.values() for p in layer.parameters(recurse=False) if not is_lazy(p)}
     return {
         "format": FORMAT,
@@ -78,19 +78,17 @@ def manifest(model: nn.Module) -> dict[str, Any]:
         "counts": {
             "layers": len(layers),
             "parameters": sum(parameter.numel() for parameter in parameters.values()),
-            "norms": len(found),
+            "norms": len(found.norms),
         },
-        "norms": {norm.name: _entry(norm) for norm in found},
+        "norms": {norm.name: _entry(norm) for norm in found.norms},
         "unknown": {
-            name: {"class": _class_name(layer), "options": _options(layer)}
-            for name, layer in layers.items()
-            if "norm" in type(layer).__name__.lower() and describe(layer) is None
+            name: {"class": _class_name(layer), "options": _options(layer)} for name, layer in found.unknown.items()
         },
     }
 
 
 def is_manifest(found: Mapping[str, Any]) -> bool:
-    """Whether it says of each norm what is compared."""
+    """Whether it has the entries of each norm that comparisons need."""
     of_norms = found.get("norms")
     return isinstance(of_norms, dict) and all(
         isinstance(entry, dict) and {"class", "mode", "uses", "exact"} <= entry.keys() for entry in of_norms.values()
@@ -106,7 +104,7 @@ def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[Diffe
             found.append(Difference(name, "norm", _called(theirs), _called(ours)))
         else:
             found += [Difference(name, *difference) for difference in _between(theirs, ours)]
-    for name, entry in here["unknown"].items():  # what they compute we do not know, but what they were made with
+    for name, entry in here["unknown"].items():  # what they compute is unknown, but their options are not
         theirs = saved.get("unknown", {}).get(name, {})
         found += [Difference(name, *difference) for difference in _options_between(theirs, entry)]
     return found
@@ -118,7 +116,7 @@ def _entry(norm: Norm) -> dict[str, Any]:
     return {
         "class": _class_name(layer),
         "mode": "train" if layer.training else "eval",
-        **{name: _plain(value) for name, value in asdict(spec).items()},
+        **{name: jsonable(value) for name, value in asdict(spec).items()},
         "num_batches_tracked": counted.tolist() if isinstance(counted, Tensor) and not counted.is_meta else None,
         "options": {name: value for name, value in _options(layer).items() if not hasattr(spec, name)},
     }
@@ -127,18 +125,18 @@ def _entry(norm: Norm) -> dict[str, Any]:
 def _options(layer: nn.Module) -> dict[str, Any]:
     """Public attributes with plain values: r_max, chunk_size, normalized_shape, an LRN's alpha, ..."""
     public = {name: value for name, value in vars(layer).items() if not name.startswith("_") and name not in _NO_OPTION}
-    return {name: _plain(value) for name, value in public.items() if _is_plain(value)}
+    return {name: jsonable(value) for name, value in public.items() if _is_plain(value)}
 
 
 def _between(saved: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """What differs in one layer, as in the file and as in the model."""
-    # Classes that we know are compared by what they do; one that we do not know may do more than we can see.
+    """What differs in one layer: the setting, its value in the file and in the model."""
+    # Known classes are compared by what they do; an unknown one may do more than its spec says.
     if _called(saved) != _called(here) and not (saved["exact"] and here["exact"]):
         yield "class", _called(saved), _called(here)
     for name in _COMPARED:
         if saved.get(name) != here.get(name):
             yield name, saved.get(name), here.get(name)
-    # A mode is a difference where it makes one: a LayerNorm's and a frozen BatchNorm's do not.
+    # The mode counts only where it changes the output: not for a LayerNorm or a frozen BatchNorm.
     if saved["uses"] != here["uses"]:
         what = "mode" if saved["mode"] != here["mode"] else "uses"
         yield what, saved[what], here[what]
@@ -165,16 +163,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value)
     return value is None or isinstance(value, str | bool | numbers.Real)
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON gives it back: no tuples, no numbers of numpy or torch, and infinity as a word."""
-    if isinstance(value, Tensor):
-        return value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, str | bool):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    return float(value) if math.isfinite(value) else str(value)

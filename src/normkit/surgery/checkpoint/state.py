@@ -1,4 +1,4 @@
-"""A model's whole state: what torch finds, and what it does not look for."""
+"""A model's whole state: what torch finds, and the layers in plain containers, which it does not find."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from normkit.errors import ArgumentError
 from normkit.named_layers import named_layers
 from normkit.surgery.checkpoint.file import CheckpointError
 
-State = dict[str, Any]  # tensors, and whatever else get_extra_state gives
+State = dict[str, Any]  # tensors, and what get_extra_state returns
 
 
 def state_of(model: nn.Module) -> State:
@@ -27,12 +27,12 @@ def state_of(model: nn.Module) -> State:
 
 
 def fill(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Let a model load what there is, layer by layer, each in its own way."""
+    """Load the entries of a state into a model; each layer loads its own."""
     for name, layer in _hidden(model):
         own: State = {}
         layer._save_to_state_dict(own, "", False)
         layer.load_state_dict({key: state[f"{name}.{key}"] for key in own if f"{name}.{key}" in state}, strict=False)
-    current = model.state_dict()  # and not a new dictionary: the versions of the layers are attached to it
+    current = model.state_dict()  # not a new dictionary: this one carries the versions of the layers
     for key in list(current):
         if key in state:
             current[key] = state[key]
@@ -47,18 +47,18 @@ def _hidden(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def check_has_values(state: Mapping[str, Any]) -> None:
-    """Refuse a model that was not filled with numbers yet."""
+    """Raise if a tensor of the state has no values yet."""
     for key, tensor in state.items():
         if is_lazy(tensor):
             raise ArgumentError(f"{key} has no shape yet: run a batch through the model, as its lazy layers need.")
         if isinstance(tensor, Tensor) and tensor.is_meta:
             raise ArgumentError(
-                f"{key} is on the meta device, without values: model.to_empty(device='cpu') makes room."
+                f"{key} is on the meta device, without values: call model.to_empty(device='cpu') and initialize it."
             )
 
 
 def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a state, if a file can hold them."""
+    """The tensors of a state; raise if a file cannot hold one of them."""
     tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
     for key, tensor in tensors.items():
         kind = type(tensor.detach()).__name__ if tensor.layout == torch.strided else str(tensor.layout)
@@ -68,7 +68,7 @@ def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def extra_of(state: Mapping[str, Any]) -> State:
-    """What is no tensor, if a file can hold it as it is."""
+    """The entries that are not tensors; raise if JSON cannot hold one of them."""
     extra = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
     for key, value in extra.items():
         if not _is_json(value):

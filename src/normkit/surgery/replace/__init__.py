@@ -1,1 +1,1 @@
-"""`convert`, `freeze` and `unfreeze`: a norm in the place of another, with its state."""
+"""`convert`, `freeze` and `unfreeze`: a norm replaced by another, which takes over its state."""

@@ -1,4 +1,4 @@
-"""New norms for the places of old ones: the right class and size, with the old one's options."""
+"""New norms in the place of old ones: the right class and size, with the options of the old one."""
 
 from __future__ import annotations
 
@@ -12,35 +12,31 @@ from normkit.errors import NormkitError
 from normkit.layers.frozen import FrozenBatchNorm
 from normkit.layers.norm_layer import NormLayer
 from normkit.surgery.norms import stored_moments
+from normkit.surgery.operation import Skip
 from normkit.surgery.replace.history import formers
-from normkit.surgery.replace.sites import Refused, Site
+from normkit.surgery.replace.sites import Site
 from normkit.surgery.replace.targets import ANY, Wanted
 
-Built = tuple[nn.Module, str]  # the layer, and what there is to say about its size
+Built = tuple[nn.Module, str]  # the layer, and a remark about its size or options
 
-FEW = 8  # values in a group: of two only their order would be left, of a single one nothing
+FEW = 8  # values in a group, at least: normalizing leaves of two values only their order, of one nothing
 
 
 def build(site: Site, asked: Wanted) -> Built:
-    """Make a layer of the class asked for, in its initial state; refused where there is none for this place."""
+    """Make a layer of the requested class, in its initial state; skip where none fits this place."""
     try:
         return _BUILDERS.get(asked.to, _across)(site, asked)
-    except NormkitError as error:  # the old layer's own options, such as an eps of zero, that ours do not take
-        raise Refused(str(error)) from error
-
-
-def is_across(site: Site) -> bool:
-    """Whether it is one of the batch family, whose evaluation is one function of the stored statistics."""
-    return site.spec.kind in ("batch", "renorm", "accumulated")
+    except NormkitError as error:  # an option of the old layer, such as an eps of zero, that ours do not accept
+        raise Skip(str(error)) from error
 
 
 def _across(site: Site, asked: Wanted) -> Built:
     stores = stored_moments(site.layer) is not None
     if asked.to == "frozen" and not stores:
-        raise Refused("it stores no statistics to freeze")
-    if site.is_over_last:
-        site.dimensions()  # refuses what is not (N, C), also for a class that would take any rank
-    tracked = stores or not is_across(site)  # norms within an example have none to give, and get fresh ones
+        raise Skip("it stores no statistics to freeze")
+    if site.spec.is_over_last:
+        site.dimensions()  # skips inputs other than (N, C), also for a class that takes any rank
+    tracked = stores or not site.spec.evaluates_as_batch_norm  # norms within an example store none, and get fresh ones
     new = _class_for(site, asked)(
         num_features=site.channels, track_running_stats=tracked, **_affine(site, asked), **_common(site, asked)
     )
@@ -50,16 +46,16 @@ def _across(site: Site, asked: Wanted) -> Built:
 def _instance(site: Site, asked: Wanted) -> Built:
     kind = _class_for(site, asked)
     if site.positions == 1:
-        raise Refused("its inputs have one position, and a single value less its own mean is always zero")
+        raise Skip("its inputs have one position, and a single value less its own mean is always zero")
     if not site.shapes and site.dimensions() == 1:
-        raise Refused(f"a {site.class_name} may see (N, C), of which an instance norm makes zeros; pass example=")
+        raise Skip(f"a {site.class_name} may see (N, C), which an instance norm sets to zero; pass example=")
     return _with_parts(kind(num_features=site.channels, **_affine(site, asked), **_common(site, asked)), site), ""
 
 
 def _group(site: Site, asked: Wanted) -> Built:
     channels, groups = site.channels, _number_of_groups(site, asked.options.get("groups"))
-    if site.is_over_last or site.spec.kind == "instance":
-        site.dimensions()  # refuses inputs without a batch dimension, or with channels last
+    if site.spec.is_over_last or site.spec.kind == "instance":
+        site.dimensions()  # skips inputs without a batch dimension, or with channels last
     new = _class_for(site, asked)(
         num_groups=groups, num_channels=channels, **_affine(site, asked), **_common(site, asked)
     )
@@ -67,14 +63,14 @@ def _group(site: Site, asked: Wanted) -> Built:
 
 
 def _number_of_groups(site: Site, most: int | None) -> int:
-    """At most so many, or 32, and as many as leave each enough values; a GroupNorm that is there keeps its own."""
+    """The largest number up to `most`, or 32, that leaves each group enough values; a GroupNorm keeps its own."""
     if most is None and site.spec.num_groups is not None:
         return site.spec.num_groups
     channels, positions = site.channels, _fewest_positions(site)
     if channels * positions < 2:
-        raise Refused("one channel at one position is a single value, which is always zero")
+        raise Skip("one channel at one position is a single value, which is always zero")
     least = FEW if most is None else 2
-    alone = most is not None and bool(site.shapes)  # a channel to a group, for who asks and shows that it has positions
+    alone = most is not None and bool(site.shapes)  # one channel per group only on request, and with positions seen
     fitting = [
         groups
         for groups in range(1, min(most or 32, channels) + 1)
@@ -84,27 +80,27 @@ def _number_of_groups(site: Site, most: int | None) -> int:
 
 
 def _fewest_positions(site: Site) -> int:
-    """As seen; a class for maps is taken to see some, one that may see (N, C) not."""
+    """By the example; without one, a class for maps is assumed to have positions, one for (N, C) is not."""
     if site.positions is not None:
         return site.positions
     try:
         return FEW if site.dimensions() > 1 else 1
-    except Refused:
+    except Skip:
         return 1
 
 
 def _layer(site: Site, asked: Wanted) -> Built:
-    if not site.is_over_last and site.ranks != [2]:
+    if not site.spec.is_over_last and site.ranks != [2]:
         one_group = Wanted("group", asked.classes, {**asked.options, "groups": 1})
         return _group(site, one_group)[0], "over channels and positions together"
     return _over_last(site, asked)
 
 
 def _rms(site: Site, asked: Wanted) -> Built:
-    if not site.is_over_last and site.ranks != [2]:
+    if not site.spec.is_over_last and site.ranks != [2]:
         if not site.shapes and site.dimensions() == 1:
-            raise Refused(f"a {site.class_name} may see (N, C), which RMSNorm takes, or (N, C, L); pass example=")
-        raise Refused("RMSNorm takes the last dimension for the channels, and here they are the second")
+            raise Skip(f"a {site.class_name} may see (N, C), which RMSNorm takes, or (N, C, L); pass example=")
+        raise Skip("RMSNorm takes the last dimension for the channels, and here they are the second")
     new, note = _over_last(site, asked)
     if getattr(site.layer, "bias", None) is not None:
         note = "beta dropped: RMSNorm has none"
@@ -112,7 +108,7 @@ def _rms(site: Site, asked: Wanted) -> Built:
 
 
 def _over_last(site: Site, asked: Wanted) -> Built:
-    shape = site.layer.normalized_shape if site.is_over_last else (site.channels,)
+    shape = site.layer.normalized_shape if site.spec.is_over_last else (site.channels,)
     affine: dict[str, Any] = {"elementwise_affine": site.spec.affine is not False}
     if asked.to == "layer":
         affine["bias"] = site.spec.affine in (True, "shift")
@@ -123,9 +119,9 @@ def _over_last(site: Site, asked: Wanted) -> Built:
 def _filter_response(site: Site, asked: Wanted) -> Built:
     kind, activation = _class_for(site, asked), site.spec.activation
     if activation not in (None, "relu"):
-        raise Refused(f"a filter response norm ends in a threshold, which is no {activation}")
+        raise Skip(f"a filter response norm ends in a threshold, which is no {activation}")
     if site.positions == 1 and not asked.options.get("learnable_eps"):
-        raise Refused("its inputs have one position, of which only the sign would be left; pass learnable_eps=True")
+        raise Skip("its inputs have one position, of which only the sign would be left; pass learnable_eps=True")
     options = {"threshold": activation is not None} | _options(site, asked) | place_and_type(site.layer)
     note = "with a learned threshold" if options["threshold"] else "without a threshold"
     return kind(num_features=site.channels, **options), note + (" for the relu inside" if activation else "")
@@ -146,12 +142,12 @@ def _class_for(site: Site, asked: Wanted) -> Callable[..., nn.Module]:
         return classes[ANY]
     dimensions = site.dimensions()
     if dimensions not in classes:
-        raise Refused(f'there is no "{asked.to}" norm for {dimensions}d inputs')
+        raise Skip(f'there is no "{asked.to}" norm for {dimensions}d inputs')
     return classes[dimensions]
 
 
 def _affine(site: Site, asked: Wanted) -> dict[str, Any]:
-    """Torch's classes know gamma and beta together; `_with_parts` takes the other away."""
+    """Torch's classes have gamma and beta only together; `_with_parts` removes what the old layer has not."""
     return {"affine": site.spec.affine if asked.classes == "normkit" else site.spec.affine is not False}
 
 
@@ -169,13 +165,13 @@ def _common(site: Site, asked: Wanted) -> dict[str, Any]:
 
 
 def place_and_type(layer: nn.Module) -> dict[str, Any]:
-    """Where a layer's tensors are, and of what type, as keyword arguments; nothing for a layer without any."""
+    """The device and dtype of a layer's tensors, as keyword arguments; empty for a layer without tensors."""
     tensors = [t for t in (*layer.parameters(), *layer.buffers()) if t.is_floating_point()]
     return {"device": tensors[0].device, "dtype": tensors[0].dtype} if tensors else {}
 
 
 def _options(site: Site, asked: Wanted) -> dict[str, Any]:
-    """The options of the new layer: as asked for, else the old one's, else what it had before it was the old one."""
+    """The options of the new layer: as requested, else the old layer's, else those of what the old layer was before."""
     found: dict[str, Any] = {}
     for name in asked.target.taken(asked.classes):
         if name in asked.options:
@@ -184,20 +180,20 @@ def _options(site: Site, asked: Wanted) -> dict[str, Any]:
             held = [vars(site.layer), *(former["attributes"] for former in formers(site.layer))]
             found |= next(({name: of[name]} for of in held if name in of), {})
     found.pop("groups", None)
-    if not isinstance(found.get("eps", 0.0), float | int):  # an RMSNorm's own choice, or one eps per channel
+    if not isinstance(found.get("eps", 0.0), float | int):  # None, an RMSNorm's default, or one eps per channel
         del found["eps"]
     return found
 
 
 def _passes_on(site: Site, name: str) -> bool:
-    """Whether an attribute of this name means what it does in our layers."""
-    if name == "track_running_stats":  # for batch norms a must, for instance norms a choice
+    """Whether an attribute of this name means the same in the old layer as in ours."""
+    if name == "track_running_stats":  # decided by the statistics of batch norms, an option of instance norms
         return site.spec.kind == "instance"
     return name in ("eps", "momentum", "process_group") or isinstance(site.layer, NormLayer)
 
 
 def frozen_twin(site: Site) -> nn.Module | None:
-    """Our frozen norm in the place of somebody else's; None if this is not one."""
+    """Our frozen norm in the place of another library's; None if this is not one."""
     if site.spec.kind != "batch" or isinstance(site.layer, _BatchNorm | FrozenBatchNorm):
         return None
     return build(site, Wanted("frozen"))[0]

@@ -1,4 +1,4 @@
-"""The layer that takes a norm's place, with all of its state that the place has room for."""
+"""The layer that takes a norm's place, with as much of the norm's state as it can hold."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from normkit.errors import ArgumentError
 from normkit.layers.frozen import FrozenBatchNorm
 from normkit.spec import describe
 from normkit.surgery.norms import AFFINE, STATISTICS, stored_moments
-from normkit.surgery.replace.builders import build, frozen_twin, is_across, place_and_type
+from normkit.surgery.operation import Skip
+from normkit.surgery.replace.builders import build, frozen_twin, place_and_type
 from normkit.surgery.replace.foreign import must_be_understood
 from normkit.surgery.replace.history import parameter_of, remember
-from normkit.surgery.replace.sites import Refused, Site
+from normkit.surgery.replace.sites import Site
 from normkit.surgery.replace.targets import TARGETS, Choice, Wanted
-
-CHANNEL_KINDS = ("batch", "renorm", "accumulated", "group", "instance", "filter-response")
 
 
 class Replacement(NamedTuple):
-    """The new layer, whether it computes the same in evaluation, and what there is to say about it."""
+    """The new layer, whether it computes the same in evaluation, and remarks about it."""
 
     site: Site
     layer: nn.Module
@@ -31,7 +30,7 @@ class Replacement(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Old and new, in a word each."""
+        """Old and new class."""
         old, new = label(self.site.layer), label(self.layer)
         if old == new:
             old, new = (f"{type(layer).__module__.split('.')[0]} {old}" for layer in (self.site.layer, self.layer))
@@ -39,7 +38,7 @@ class Replacement(NamedTuple):
 
     @property
     def needs_statistics(self) -> bool:
-        """Whether it normalizes with stored statistics that the old layer had none of."""
+        """Whether it normalizes with stored statistics, and the old layer stored none."""
         is_new = stored_moments(self.layer) is not None and stored_moments(self.site.layer) is None
         return is_new and getattr(self.layer, "num_batches_tracked", None) is not None
 
@@ -51,13 +50,13 @@ def label(layer: nn.Module) -> str:
 
 
 def replacement(site: Site, asked: Wanted) -> Replacement:
-    """Make what is asked for, for this place; refused where it cannot be."""
+    """Make the requested layer for this place, or skip."""
     if _is_one(site, asked):
-        raise Refused("is one already")
+        raise Skip("is one already")
     must_be_movable(site)
     must_be_understood(site, frozen_twin)
     if asked.classes == "torch" and site.spec.activation is not None:
-        raise Refused(f"torch's layers have no activation inside, and this one has {site.spec.activation}")
+        raise Skip(f"torch's layers have no activation inside, and this one has {site.spec.activation}")
     new, note = build(site, asked)
     if asked.to == "frozen":
         _carry_frozen_(new, site.layer, asked.trainable)
@@ -69,11 +68,11 @@ def replacement(site: Site, asked: Wanted) -> Replacement:
 
 
 def chosen(site: Site, choice: Choice) -> Replacement:
-    """Take what a function of the spec gives, and let it have the old layer's state where it has places for it."""
+    """Take the layer that a function of the spec returns, and give it what it can hold of the old layer's state."""
     must_be_movable(site)
     new = choice(site.spec)
     if new is None:
-        raise Refused("the function returned None")
+        raise Skip("the function returned None")
     if not isinstance(new, nn.Module):
         raise ArgumentError(f"to(spec) must return a torch.nn.Module or None; got a {type(new).__name__}.")
     new.to(**place_and_type(site.layer)).train(site.layer.training)
@@ -81,22 +80,22 @@ def chosen(site: Site, choice: Choice) -> Replacement:
     if spec is not None:
         must_be_understood(site, frozen_twin)
         if spec.activation != site.spec.activation:
-            raise Refused(f"its activation {site.spec.activation} would become {spec.activation}")
+            raise Skip(f"its activation {site.spec.activation} would become {spec.activation}")
         carry_(new, site.layer)
     return Replacement(site, new, spec is not None and _keeps_function(site, new), ["as the function chose"])
 
 
 def must_be_movable(site: Site) -> None:
-    """Refuse what no other norm can take the place of, whatever is asked for."""
+    """Skip a layer whose place no other norm can take, whatever is asked for."""
     layer, spec = site.layer, site.spec
     if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
-        raise Refused("it has no size yet; run the model once")
+        raise Skip("it has no size yet; run the model once")
     if spec.over == ("N",):
-        raise Refused("it has statistics of its own for every position")
-    if spec.kind not in (*CHANNEL_KINDS, "layer", "rms"):
-        raise Refused(f'no other norm can stand in for a "{spec.kind}" one')
+        raise Skip("it has statistics of its own for every position")
+    if not spec.is_replaceable:
+        raise Skip(f'no other norm can stand in for a "{spec.kind}" one')
     if spec.activation == "threshold":
-        raise Refused("no other norm has a place for its learned threshold")
+        raise Skip("no other norm has a place for its learned threshold")
 
 
 def carry_(new: nn.Module, old: nn.Module) -> None:
@@ -107,7 +106,7 @@ def carry_(new: nn.Module, old: nn.Module) -> None:
             new._parameters[name] = parameter_of(old, name)
     _carry_statistics_(new, old)
     if stored_moments(old) is not None and stored_moments(new) is not None:
-        # It may have been switched off since the layer was made.
+        # It may have been switched off after the layer was made.
         vars(new)["track_running_stats"] = getattr(old, "track_running_stats", True)
     _keep_attributes_(new, old)
 
@@ -134,7 +133,7 @@ def _carry_frozen_(new: nn.Module, old: nn.Module, trainable: bool) -> None:
 
 
 def _keep_attributes_(new: nn.Module, old: nn.Module) -> None:
-    """Keep what somebody has hung on the layer: attributes that none of its constructors knows."""
+    """Keep attributes that other code has set on the layer: those that none of its constructors takes."""
     kinds = [kind for kind in type(old).__mro__ if issubclass(kind, nn.Module)]
     own = {name for kind in kinds for name in inspect.signature(kind).parameters}
     for name, value in vars(old).items():
@@ -143,9 +142,9 @@ def _keep_attributes_(new: nn.Module, old: nn.Module) -> None:
 
 
 def _is_one(site: Site, asked: Wanted) -> bool:
-    """Whether the layer is of the class asked for, and has the options that were asked for."""
+    """Whether the layer already is of the requested class and has the requested options."""
     layer, kinds = site.layer, [*asked.target.classes(asked.classes).values()]
-    if asked.to == "layer" and site.spec.num_groups == 1:  # which is what becomes of a layer norm of maps
+    if asked.to == "layer" and site.spec.num_groups == 1:  # a layer norm of maps becomes a GroupNorm of one group
         kinds += TARGETS["group"].classes(asked.classes).values()
     if type(layer) not in kinds or "forward" in vars(layer):
         return False
@@ -167,21 +166,14 @@ def _keeps_function(site: Site, new: nn.Module) -> bool:
         return False
     if stored:
         return True
-    if is_across(site):  # every batch has its own statistics, then as now
+    if site.spec.evaluates_as_batch_norm:  # both normalize every batch with its own statistics
         return spec.kind == "batch" and spec.scope != "ghost"
-    return spec.kind == site.spec.kind == "rms" or _groups(site.layer) == _groups(new) is not None
-
-
-def _groups(layer: nn.Module) -> int | None:
-    """Sets of statistics per example; None for norms of another kind."""
-    spec = describe(layer)
-    if spec is None or spec.kind not in ("group", "instance", "layer"):
-        return None
-    return {"group": spec.num_groups, "instance": spec.num_features, "layer": 1}[spec.kind]
+    sets = spec.statistics_per_example
+    return spec.kind == site.spec.kind == "rms" or (sets is not None and sets == site.spec.statistics_per_example)
 
 
 def _remarks(site: Site, asked: Wanted) -> list[str]:
-    """What else a user should know."""
+    """What the new layer keeps and drops, and warnings."""
     layer, remarks = site.layer, []
     if site.spec.activation is not None and asked.to != "filter-response":
         remarks.append(f"{site.spec.activation} kept")

@@ -1,4 +1,4 @@
-"""Other norms in the place of those a model has."""
+"""Putting other norms in the place of those a model has."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from torch import nn
 from normkit.batches import Forward
 from normkit.errors import ArgumentError
 from normkit.spec import describe
-from normkit.surgery.norms import AFFINE, unknown_norms
-from normkit.surgery.operation import Operation, become, operation
+from normkit.surgery.norms import AFFINE, UNKNOWN, survey
+from normkit.surgery.operation import Operation, Skip, become, operation
 from normkit.surgery.replace import fit
-from normkit.surgery.replace.builders import is_across
 from normkit.surgery.replace.carry import Replacement, chosen, label, replacement
-from normkit.surgery.replace.sites import Refused, Site, sites
+from normkit.surgery.replace.sites import Site, sites
 from normkit.surgery.replace.targets import Choice, Classes, TargetName, Wanted, wanted
 from normkit.surgery.result import Surgery
 
@@ -33,17 +32,17 @@ def convert(
 ) -> Surgery:
     """Put other norms in the place of all that can be replaced.
 
-    "batch", "sync", "frozen", "renorm" and "ghost" are one function in evaluation, and turn into one another without
-    loss: options, statistics, gamma and beta, activation, mode. The others normalize something else; they take gamma
-    and beta, or, with `calibrate`, those that bring each layer's outputs closest to what they were.
+    "batch", "sync", "frozen", "renorm" and "ghost" are the same function in evaluation, and turn into one another
+    without loss: options, statistics, gamma and beta, activation and mode are kept. The others normalize something
+    else: they keep gamma and beta, or get those that bring each layer's outputs closest to the old ones (`calibrate`).
 
     Args:
         model: of any kind; it may itself be a norm.
         to: "batch", "sync", "frozen", "renorm", "ghost", "group", "instance", "layer", "rms", "filter-response", or a
             function of a NormSpec that returns the new module, or None to leave this one alone. A norm that it
             returns gets the old one's gamma, beta and statistics where it has places of their shape.
-        example: a batch, to measure parity with, and to see the shapes that a class does not tell.
-        forward: `forward(model, batch)`, if the model is not called with the batch, or the first element of it.
+        example: a batch on which to measure parity, and to see the shapes of inputs that a class leaves open.
+        forward: forward(model, batch) instead of the usual way to run a model on a batch.
         calibrate: batches to fit gamma and beta on, where the function cannot be kept.
         classes: whose classes the new layers are: ours, or torch's own.
         inplace: change the model itself, not a copy.
@@ -52,7 +51,10 @@ def convert(
     asked = _asked(to, classes, options)
     with operation(model, inplace) as op:
         before = op.trace(example, forward)
-        planned = _plan(op, sites(op.model, example, forward), asked, calibrate is not None)
+        found = survey(op.model)
+        planned = _plan(op, sites(op.model, found.norms, example, forward), asked, calibrate is not None)
+        for name, layer in found.unknown.items():
+            op.skip(name, label(layer), UNKNOWN)
         notes = _calibrated(op.model, planned, calibrate, forward)
         for one, note in zip(planned, notes, strict=True):
             op.change(one.site.name, one.what, "; ".join([*one.notes, note]))
@@ -65,25 +67,20 @@ def _asked(to: TargetName | Choice, classes: str, options: dict[str, Any]) -> Wa
         return wanted(to, classes, options)
     beside = [*options, *(["classes"] if classes != "normkit" else [])]
     if beside:
-        raise ArgumentError(f"a function makes the new layers itself; got the options {', '.join(beside)} beside it.")
+        raise ArgumentError(f"a function makes the new layers itself; got the options {', '.join(beside)} as well.")
     return to
 
 
 def _plan(op: Operation, found: list[Site], asked: Wanted | Choice, calibrated: bool) -> list[Replacement]:
-    """A replacement for every norm that can have one; the others are noted as skipped."""
+    """A replacement for every norm that can have one; the others are recorded as skipped."""
     planned: list[Replacement] = []
-    only_batch_norms = not calibrated and any(is_across(site) for site in found)
+    only_batch_norms = not calibrated and any(site.spec.evaluates_as_batch_norm for site in found)
     for site in found:
-        try:
+        with op.attempt(site.name, label(site.layer)):
             one = _planned(site, asked, only_batch_norms)
-        except Refused as why:
-            op.skip(site.name, label(site.layer), str(why))
-            continue
-        if any(one.layer is other.layer for other in planned):
-            raise ArgumentError("to(spec) returned one module for two layers; make a new one on every call.")
-        planned.append(one)
-    for name, layer in unknown_norms(op.model):
-        op.skip(name, label(layer), "is not a norm we know")
+            if any(one.layer is other.layer for other in planned):
+                raise ArgumentError("to(spec) returned one module for two layers; make a new one on every call.")
+            planned.append(one)
     return planned
 
 
@@ -91,15 +88,15 @@ def _planned(site: Site, asked: Wanted | Choice, only_batch_norms: bool) -> Repl
     if not isinstance(asked, Wanted):
         return chosen(site, asked)
     one = replacement(site, asked)
-    if only_batch_norms and one.needs_statistics:  # back from "sync", say, nobody wants a GroupNorm spoilt
-        raise Refused("it has no statistics to give, as the batch norms beside it have; pass calibrate= to convert it")
+    if only_batch_norms and one.needs_statistics:  # a model that comes back from "sync" keeps its GroupNorms
+        raise Skip("it stores no statistics, unlike the batch norms of this model; pass calibrate= to convert it")
     return one
 
 
 def _calibrated(
     model: nn.Module, planned: list[Replacement], batches: Iterable[Any] | None, forward: Forward | None
 ) -> list[str]:
-    """Fit what changes the function, if there are batches to fit on, and say of each how close it comes."""
+    """Fit the layers that change the function, if there are batches to fit on; return a remark on each."""
     if batches is None:
         return [_difference(one) for one in planned]
     changing = [one for one in planned if not one.keeps and _can_be_fitted(one)]

@@ -1,4 +1,4 @@
-"""Gamma and beta, and statistics where there were none, so that a new norm starts close to the one it replaces."""
+"""Fitting gamma and beta, and statistics where there were none, so that a new norm starts close to the old one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ from torch import Tensor, nn
 
 from normkit.batches import Forward, each_batch, in_evaluation
 from normkit.errors import NonFiniteError
+from normkit.kernels import select
+from normkit.moments import Moments
+from normkit.named_layers import display_name
 from normkit.snapshot import untouched
+from normkit.surgery.hooks import BeforeForward, hooked
 from normkit.surgery.parity import run_example
 from normkit.surgery.replace.builders import frozen_twin
 from normkit.surgery.replace.carry import Replacement
 from normkit.surgery.replace.foreign import plain
 from normkit.surgery.replace.sites import first_tensor
+
+# An input whose variance is below this share of its mean square is constant: all that varies is rounding, which moves
+# values by a few units in the last place.
+CONSTANT = (64 * torch.finfo(torch.float64).eps) ** 2
 
 
 class Line(NamedTuple):
@@ -27,81 +35,84 @@ class Line(NamedTuple):
     explained: float
 
 
-class Sums:
-    """Sums over pairs of a normalized input x and an old output y, per channel, in float64."""
+class Pairs(NamedTuple):
+    """Statistics over pairs of a normalized input x and an old output y, per channel, in float64."""
 
-    def __init__(self) -> None:
-        self.count, self.batches = 0, 0
-        self.sums: Tensor | None = None  # x, y, x^2, xy, y^2
+    x: Moments
+    y: Moments
+    covariance: Tensor
+    batches: int
 
-    def add(self, x: Tensor, y: Tensor, over: Sequence[int]) -> None:
-        """Take more pairs, that share a channel over these dimensions."""
-        new = torch.stack([of.sum(tuple(over)) for of in (x, y, x * x, x * y, y * y)])
-        self.sums = new if self.sums is None else self.sums + new
-        self.count += x.numel() // new[0].numel()
-        self.batches += 1
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, over: Sequence[int]) -> Pairs:
+        """The statistics of one batch, whose values share a channel over these dimensions."""
+        of_x, of_y = (select.moments(values, tuple(over)) for values in (x, y))
+        shape = [1 if d in over else n for d, n in enumerate(x.shape)]
+        products = (x - of_x.mean.reshape(shape)) * (y - of_y.mean.reshape(shape))
+        return cls(of_x, of_y, products.mean(tuple(over)), 1)
 
-    def standardized(self, mean: Tensor, std: Tensor) -> Sums:
-        """The same sums for (x - mean) / std."""
-        assert self.sums is not None
-        x, y, xx, xy, yy = self.sums
-        n, result = self.count, Sums()
-        centred = (x - n * mean, y, xx - 2 * mean * x + n * mean * mean, xy - mean * y, yy)
-        result.sums = torch.stack([of / std**power for of, power in zip(centred, (1, 0, 2, 1, 0), strict=True)])
-        result.count, result.batches = n, self.batches
-        return result
+    def merge(self, other: Pairs) -> Pairs:
+        """The statistics of all pairs together; the covariance is combined as `Moments.merge` combines variances."""
+        count = self.x.count + other.x.count
+        share, other_share = self.x.count / count, other.x.count / count
+        gaps = (other.x.mean - self.x.mean) * (other.y.mean - self.y.mean)
+        covariance = share * self.covariance + other_share * other.covariance + share * other_share * gaps
+        return Pairs(self.x.merge(other.x), self.y.merge(other.y), covariance, self.batches + other.batches)
 
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and unbiased variance of x."""
-        assert self.sums is not None
-        mean = self.sums[0] / self.count
-        square = self.sums[2] / self.count
-        return mean, (square - mean * mean).clamp(min=0) * (self.count / max(1, self.count - 1))
+    @property
+    def are_finite(self) -> bool:
+        """Whether no value was NaN or infinite."""
+        values = (self.x.mean, self.x.var, self.y.mean, self.y.var)
+        return all(bool(value.isfinite().all()) for value in values)
+
+    def standardized(self, mean: Tensor, std: Tensor) -> Pairs:
+        """The statistics of (x - mean) / std and y."""
+        x = Moments((self.x.mean - mean) / std, self.x.var / std.square(), self.x.count)
+        return self._replace(x=x, covariance=self.covariance / std)
 
     def fit(self, slope: bool, intercept: bool) -> Line:
-        """Least squares, of slope and intercept, or of one of them with the other at one or zero."""
-        assert self.sums is not None
-        x, y, xx, xy, yy = self.sums / self.count
-        if intercept:
-            spread, together = xx - x * x, xy - x * y
-        else:
-            spread, together = xx, xy
-        moves = spread > 1e-12 * xx  # not a constant input, of which only rounding would be left
-        a = torch.where(moves, together / spread.where(moves, 1), 0) if slope else torch.ones_like(x)
-        b = y - a * x if intercept else torch.zeros_like(x)
-        error = (yy - 2 * a * xy - 2 * b * y + a * a * xx + 2 * a * b * x + b * b).clamp(min=0).sum().item()
-        total = (yy - y * y).clamp(min=0).sum().item()
+        """Least squares of y = a * x + b; without a slope a is one, without an intercept b is zero."""
+        square = self.x.var + self.x.mean.square()
+        spread = self.x.var if intercept else square
+        together = self.covariance if intercept else self.covariance + self.x.mean * self.y.mean
+        moves = spread > CONSTANT * square
+        a = torch.where(moves, together / spread.where(moves, 1), 0) if slope else torch.ones_like(square)
+        b = self.y.mean - a * self.x.mean if intercept else torch.zeros_like(square)
+        about_mean = self.y.var - 2 * a * self.covariance + a.square() * self.x.var
+        error = (about_mean.clamp(min=0) + (self.y.mean - a * self.x.mean - b).square()).sum().item()
+        total = self.y.var.sum().item()
         return Line(a, b, max(0.0, 1 - error / total) if total else 1.0)
 
 
 def observe(
     model: nn.Module, replacements: Sequence[Replacement], batches: Iterable[Any], forward: Forward | None
-) -> dict[int, Sums]:
-    """Run the model as it still is over all batches, and add up for every replacement what it must come close to.
+) -> dict[int, Pairs]:
+    """Run the unchanged model over all batches, and compare what each replacement computes with the old layer.
 
-    Each sees the inputs of the layer that it will replace. By the place of the replacement in the sequence.
+    Each replacement gets the inputs of the layer that it will replace. By its index in the sequence; replacements whose
+    layer did not run are left out.
     """
-    sums = {index: Sums() for index in range(len(replacements))}
-    with untouched(model), in_evaluation(model):
-        for index, one in enumerate(replacements):
-            one.site.layer.register_forward_pre_hook(_adding(one, sums[index]), with_kwargs=True)
+    seen: dict[int, Pairs] = {}
+    hooks = [(one.site.layer, _comparing(one, index, seen)) for index, one in enumerate(replacements)]
+    with untouched(model), in_evaluation(model), hooked(before=hooks):
         for batch in each_batch(batches):
             run_example(model, batch, forward)
-    return {index: of for index, of in sums.items() if of.sums is not None}
+    return seen
 
 
-def _adding(one: Replacement, into: Sums) -> Any:
+def _comparing(one: Replacement, index: int, seen: dict[int, Pairs]) -> BeforeForward:
     """A hook that passes a layer's input through the old norm and the new one, both without activation."""
     old = plain(copy.deepcopy(one.site.layer).double(), frozen_twin(one.site)).eval()
     new = None if one.needs_statistics else _normalizing_only(one.layer)
 
-    def add(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def compare(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = first_tensor(args, kwargs)
         if x is not None:
             x = x.detach().double()
-            into.add(x if new is None else new.forward(x), old.forward(x), _shared(one.layer, x))
+            pairs = Pairs.of(x if new is None else new.forward(x), old.forward(x), _shared(one.layer, x))
+            seen[index] = seen[index].merge(pairs) if index in seen else pairs
 
-    return add
+    return compare
 
 
 @torch.no_grad()
@@ -123,8 +134,8 @@ def _shared(layer: nn.Module, x: Tensor) -> list[int]:
 
 
 @torch.no_grad()
-def fit_(one: Replacement, seen: Sums) -> float:
-    """Set the new layer's gamma and beta, and its statistics if it has none; return how much they explain."""
+def fit_(one: Replacement, seen: Pairs) -> float:
+    """Set the new layer's gamma and beta, and its statistics if it has none; return the share they explain."""
     weight, bias = one.layer._parameters.get("weight"), one.layer._parameters.get("bias")
     _must_be_finite(one, seen)
     if one.needs_statistics:
@@ -136,16 +147,17 @@ def fit_(one: Replacement, seen: Sums) -> float:
     return line.explained
 
 
-def _must_be_finite(one: Replacement, seen: Sums) -> None:
-    if seen.sums is not None and not seen.sums.isfinite().all():
+def _must_be_finite(one: Replacement, seen: Pairs) -> None:
+    if not seen.are_finite:
         raise NonFiniteError(
-            f"calibrate needs finite values; on these batches {one.site.name or 'the model itself'!r} sees NaN or "
-            "infinity. Leave out the batch that brings them, or look for the layer that overflows."
+            f"calibrate needs finite values; on these batches {display_name(one.site.name)!r} sees NaN or infinity. "
+            "Leave out the batch that has them, or look for the layer that overflows."
         )
 
 
-def _take_statistics_(layer: nn.Module, seen: Sums) -> Sums:
-    mean, var = seen.moments()
+def _take_statistics_(layer: nn.Module, seen: Pairs) -> Pairs:
+    """Store the statistics of the old layer's input; return what is then to be fitted."""
+    mean, var = seen.x.mean, seen.x.unbiased_var if seen.x.count > 1 else seen.x.var
     layer.get_buffer("running_mean").copy_(mean)
     layer.get_buffer("running_var").copy_(var)
     layer.get_buffer("num_batches_tracked").fill_(seen.batches)

@@ -1,4 +1,4 @@
-"""Whether a norm that somebody else wrote does what the norm it derives from does, and nothing more."""
+"""Whether a norm of another library does what the norm it derives from does, and nothing more."""
 
 from __future__ import annotations
 
@@ -12,42 +12,43 @@ from torch import Tensor, nn
 from normkit.activations import ACTIVATIONS
 from normkit.snapshot import untouched
 from normkit.surgery.norms import AFFINE, STATISTICS
-from normkit.surgery.replace.sites import Refused, Site
+from normkit.surgery.operation import Skip
+from normkit.surgery.replace.sites import Site
 
-TOLERANCE = 1e-5  # relative to the largest value; some compute in float32 whatever they are given
+TOLERANCE = 1e-5  # relative to the largest value: some layers compute in float32 whatever their input
 SMALL = 0.03  # a scale of inputs at which a variance is small enough for eps to show
 
 
 def must_be_understood(site: Site, foreign_twin: Callable[[Site], nn.Module | None]) -> None:
-    """Refuse a layer that has more state than a norm, or computes something else than its base and its activation.
+    """Skip a layer that has more state than a norm, or computes something else than its base and its activation.
 
-    `foreign_twin` gives our layer of the same function, for a norm that derives from none we know.
+    `foreign_twin` makes our layer of the same function, for a norm that derives from none we know.
     """
     _must_have_a_norms_state(site)
     if site.spec.activation is not None and site.spec.activation not in ACTIVATIONS:
-        raise Refused(f"{site.class_name} adds {site.spec.activation}, which no layer of ours can carry")
+        raise Skip(f"{site.class_name} adds {site.spec.activation}, which is no activation of our layers")
     if site.spec.exact and "forward" not in vars(site.layer):
         return
     twin = foreign_twin(site)
     with untouched(site.layer):
         try:
             same = all(_behaves(site, twin, randomized) for randomized in (False, True))
-        except Refused:
+        except Skip:
             raise
         except Exception as error:
-            raise Refused(f"{site.class_name} cannot be tried on its own: {type(error).__name__}: {error}") from error
+            raise Skip(f"{site.class_name} cannot be tried on its own: {type(error).__name__}: {error}") from error
     if not same:
-        raise Refused(f"{site.class_name} adds behaviour that is not understood: {_meant(site)} gives other values")
+        raise Skip(f"{site.class_name} adds behaviour that is not understood: {_meant(site)} gives other values")
 
 
 def _must_have_a_norms_state(site: Site) -> None:
     known = {*AFFINE, *STATISTICS} | ({"tau", "eps"} if site.spec.kind == "filter-response" else set())
     more = sorted(set(site.layer.state_dict()) - known)
     if more:
-        raise Refused(f"{site.class_name} has state that no other norm has a place for: {', '.join(more)}")
+        raise Skip(f"{site.class_name} has state that no other norm has a place for: {', '.join(more)}")
     computed = [name for name in AFFINE if isinstance(vars(site.layer).get(name), Tensor)]
     if computed:
-        raise Refused(f"the {computed[0]} of this {site.class_name} is no parameter: something computes it")
+        raise Skip(f"the {computed[0]} of this {site.class_name} is not a parameter: other code computes it")
 
 
 def _meant(site: Site) -> str:
@@ -57,14 +58,14 @@ def _meant(site: Site) -> str:
 
 
 def _known_base(layer: nn.Module) -> type[nn.Module]:
-    """The class it is, or derives from, that torch or we have written."""
+    """The class of torch or normkit that it is, or derives from."""
     return next(kind for kind in type(layer).__mro__ if kind.__module__.startswith(("torch.nn.", "normkit.")))
 
 
 def _behaves(site: Site, foreign_twin: nn.Module | None, randomized: bool) -> bool:
-    """Whether the layer and its plain twin agree, in evaluation and in training, and so do their statistics after."""
+    """Whether the layer and its plain twin agree in evaluation and in training, and in their statistics afterwards."""
     subject = copy.deepcopy(site.layer).double()
-    if randomized:  # defaults hide what is done to gamma, beta and statistics
+    if randomized:  # defaults hide what a layer does to gamma, beta and statistics
         _randomize_(subject)
     twin = plain(subject, foreign_twin)
     activation = ACTIVATIONS[site.spec.activation].function if site.spec.activation else nn.Identity()
@@ -72,7 +73,7 @@ def _behaves(site: Site, foreign_twin: nn.Module | None, randomized: bool) -> bo
         x = _input(site) * (SMALL if randomized else 3.0)
         subject.train(training)
         twin.train(training)
-        mine = subject.forward(x.clone())  # not called: hooks stay with the layer, whatever becomes of it
+        mine = subject.forward(x.clone())  # not called: the hooks of the layer are not part of its function
         theirs = activation(twin.forward(x.clone()))
         if not _agree(mine, theirs):
             return False
@@ -81,7 +82,7 @@ def _behaves(site: Site, foreign_twin: nn.Module | None, randomized: bool) -> bo
 
 
 def plain(layer: nn.Module, foreign_twin: nn.Module | None = None) -> nn.Module:
-    """A copy that only normalizes: of the class that torch or we have written, without children or activation."""
+    """A copy that only normalizes: of the base class in torch or normkit, without children or activation."""
     if foreign_twin is not None:
         bare = copy.deepcopy(foreign_twin).to(next(layer.buffers()).dtype)
         bare.load_state_dict(layer.state_dict())
@@ -109,7 +110,7 @@ def _randomize_(layer: nn.Module) -> None:
 def _input(site: Site) -> Tensor:
     tensors = site.layer.state_dict().values()
     device = next((tensor.device for tensor in tensors), None)
-    if site.is_over_last:
+    if site.spec.is_over_last:
         shape = (3, 4, *cast(tuple[int, ...], site.layer.normalized_shape))
     elif site.spec.kind == "group":
         shape = (4, site.channels, *(site.shapes[0][2:] if site.shapes else (5, 6)))

@@ -1,7 +1,7 @@
-"""What a layer was before: kept inside it, so that the way back needs nobody else's memory.
+"""What a layer was before: kept in the layer itself, so that it can become that again.
 
-Plain tuples and dictionaries, which are copied, pickled and moved about with the layer, and say nothing in a
-state_dict.
+The records are plain tuples and dictionaries, which are copied and pickled with the layer, and which do not appear in
+its state_dict.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Former = dict[str, Any]
 
 
 def formers(layer: nn.Module) -> tuple[Former, ...]:
-    """What the layer was, the latest first."""
+    """Records of what the layer was, the latest first."""
     found: tuple[Former, ...] = vars(layer).get("_former", ())
     return found
 
 
 def remember(new: nn.Module, old: nn.Module, with_tensors: bool) -> None:
-    """Let a layer know what it was: class, options, children and, if it gives them up, the tensors themselves.
+    """Record in the new layer what the old one was: class, options, children and, on request, its tensors.
 
-    Of each class only the latest is kept, so that going back and forth does not pile up.
+    Of each class only the latest record is kept, so that conversions back and forth do not pile up.
     """
     earlier = [former for former in formers(old) if former["class"] is not type(new)]
     if not with_tensors:
@@ -47,9 +47,9 @@ def _record(layer: nn.Module, with_tensors: bool) -> Former:
 
 
 def recalled(layer: nn.Module) -> nn.Module | None:
-    """A layer of the class that this one was, in the state of this one; None if it does not remember.
+    """A layer of the class that this one was, in the state of this one; None if it has no record.
 
-    The parameters and buffers are those it had, with the values that they have come to.
+    The parameters and buffers are the objects of that time with the values of today.
     """
     if not formers(layer):
         return None
@@ -70,7 +70,7 @@ def recalled(layer: nn.Module) -> nn.Module | None:
 
 
 def parameter_of(layer: nn.Module, name: str) -> nn.Parameter | None:
-    """A layer's gamma or beta as a parameter: its own, or the one it had before it was frozen, with today's value."""
+    """A layer's gamma or beta as a parameter: its own, or the one it had before it was frozen, with its new value."""
     value: Tensor | None = getattr(layer, name, None)
     if value is None or isinstance(value, nn.Parameter):
         return value
@@ -83,7 +83,7 @@ def parameter_of(layer: nn.Module, name: str) -> nn.Parameter | None:
 
 @torch.no_grad()
 def _updated(before: Any, value: Tensor) -> Any:
-    """The tensor of before, with a new value, its type and its place; nothing is written where nothing changed."""
+    """The earlier tensor with a new value, its dtype and device; nothing is written where nothing changed."""
     if before is None or (before.dtype, before.device, before.shape) != (value.dtype, value.device, value.shape):
         if not isinstance(before, nn.Parameter):
             return value

@@ -1,4 +1,4 @@
-"""What a norm can be turned into: the classes, and the options each of them takes."""
+"""What norms can be converted to: the classes, and the options each of them takes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Target:
     size: str = "num_features"
 
     def classes(self, whose: Classes) -> Mapping[int, type[nn.Module]]:
-        """Those of one origin."""
+        """The classes of one origin."""
         return self.ours if whose == "normkit" else self.torchs
 
     def taken(self, whose: Classes) -> tuple[str, ...]:
-        """The options that its classes of one origin take."""
+        """The options that the classes of one origin take."""
         return self.options + (self.only_ours if whose == "normkit" else ())
 
 
@@ -77,13 +77,13 @@ TARGETS: dict[str, Target] = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was asked for.
+    """A checked request for a conversion.
 
     Attributes:
         to: a name of the table.
         classes: whose classes.
         options: for the new layers.
-        trainable: whether a frozen layer's gamma and beta go on learning.
+        trainable: whether the gamma and beta of a frozen layer keep learning.
     """
 
     to: str
@@ -98,7 +98,7 @@ class Wanted:
 
 
 def wanted(to: object, classes: str, options: Mapping[str, Any]) -> Wanted:
-    """Check what was asked for, before anything is touched."""
+    """Check a request, before anything is changed."""
     if classes not in get_args(Classes):
         raise ArgumentError(f'classes must be "normkit" or "torch"; got {classes!r}.')
     if not isinstance(to, str) or to not in TARGETS:
@@ -127,4 +127,4 @@ def _check_options(asked: Wanted) -> None:
             raise ArgumentError(f"groups must be a number from 1 on, the most groups to make; got {groups!r}.")
         options["num_groups"] = 1
     kind = next(iter(asked.target.classes(asked.classes).values()))
-    kind(**{asked.target.size: 2}, **options)  # a layer of the least size refuses what the real ones would
+    kind(**{asked.target.size: 2}, **options)  # the smallest layer refuses the options that the real ones would

@@ -1,1 +1,1 @@
-"""`recalibrate` and `adapt`: a model's stored statistics from batches, and what is watched meanwhile."""
+"""`recalibrate` and `adapt`: stored statistics estimated from batches."""

@@ -1,4 +1,4 @@
-"""Adapting a model to data of another kind than it was trained on, without labels."""
+"""Adapting a model to a shifted distribution, without labels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,23 @@ from normkit.surgery.no_updates import uncompiled
 from normkit.surgery.norms import Norm
 from normkit.surgery.operation import Operation, operation
 from normkit.surgery.result import Surgery
-from normkit.surgery.statistics.collect import Batches, Progress, gather, shown
+from normkit.surgery.statistics.collect import Batches, Progress, gather
 from normkit.surgery.statistics.drift import Drift, drift
 from normkit.surgery.statistics.predictions import Ballot, Logits, Predictions, logits_of
-from normkit.surgery.statistics.recalibrate import NOT_REACHED, WHAT, find_targets, population_of, store, stored
+from normkit.surgery.statistics.stored import (
+    NOT_REACHED,
+    NOTHING_STORED,
+    WHAT,
+    estimable,
+    population_of,
+    store,
+    stored,
+)
 from normkit.surgery.statistics.tally import ALONE, group_of
 from normkit.surgery.statistics.tent import EntropySteps, MakeOptimizer
 
 AdaptMethod = Literal["adabn", "tent"]
-ROUNDING = 1e-3  # nats that an entropy may rise by without that being a failure
+ENTROPY_NOISE = 1e-3  # nats: a rise of the entropy by no more than this is rounding, not a failure
 
 
 def adapt(
@@ -44,35 +52,36 @@ def adapt(
     inplace: bool = False,
     progress: Progress | None = None,
 ) -> Surgery:
-    """Adapt the norms of a model to unlabelled batches of a shifted distribution, and take it back if that goes wrong.
+    """Adapt the norms of a model to unlabeled batches of a shifted distribution, and roll back if that goes wrong.
 
-    "adabn" (Li et al. 2016): statistics are estimated anew on the batches. With a `prior` they are averaged with the
-    stored ones, mean with mean and variance with variance, which weigh prior / (prior + examples) (Schneider et al.
-    2020): for few examples. "tent" (Wang et al. 2021): after that, steps on gamma and beta that lower the entropy of
-    the predictions, with batch statistics and everything else in evaluation; then statistics again.
+    "adabn" (Li et al. 2016): statistics are estimated anew on the batches. With a `prior`, meant for few examples, they
+    are averaged with the stored ones, mean with mean and variance with variance; the stored ones weigh
+    prior / (prior + examples) (Schneider et al. 2020). "tent" (Wang et al. 2021): after that, steps on gamma and beta
+    that lower the entropy of the predictions, with batch statistics and everything else in evaluation; then the
+    statistics are estimated once more.
 
-    Rolled back, with nothing in `changed` and the reason with every layer in `skipped`, if
+    The adaptation is rolled back, with nothing in `changed` and the reason with every layer in `skipped`, if
     - a statistic, a parameter or the entropy becomes NaN or infinite;
-    - the entropy of the mean prediction falls below `collapse` times what it was, and fewer classes are named;
+    - the entropy of the mean prediction falls below `collapse` times what it was, and fewer classes are predicted;
     - the steps of "tent" raise the entropy that they are to lower;
     - the statistics of a layer drift by more than `max_drift`.
 
     Args:
         model: a classifier; for "adabn", any model.
-        batches: gone through several times, so not an iterator.
+        batches: iterated over several times, so not an iterator.
         method: "adabn" or "tent".
         forward: forward(model, batch) instead of the usual way to run a model on a batch.
-        prior: how many examples the stored statistics weigh as much as; 0 forgets them.
+        prior: the number of examples that the stored statistics count as; 0 discards them.
         lr: learning rate of "tent".
-        epochs: how often "tent" goes through the batches; one step per batch.
-        optimizer: makes another optimizer than Adam of the parameters.
+        epochs: the number of passes of "tent" over the batches; one step per batch.
+        optimizer: optimizer(parameters) makes the optimizer that replaces Adam.
         logits: gets the logits, (N, classes) or (N, classes, ...), from the output; "first" is its first tensor.
             None for outputs that are not predictions: only drift is watched then.
-        collapse: see above; 0 never rolls back for it.
-        max_drift: see above, in nats, the mean over channels; None for any.
-        example: a batch to measure on how far the outputs move.
+        collapse: see above; 0 switches this check off.
+        max_drift: see above, in nats, the mean over channels; None sets no limit.
+        example: a batch on which to measure how far the outputs move.
         inplace: on the model itself instead of a copy.
-        progress: called after each batch with how many were run so far.
+        progress: called after each batch with the number of batches run so far.
     """
     _check(method, prior, lr, epochs, collapse)
     each = Batches(repeatable(batches, "adapt"), forward, progress)
@@ -80,7 +89,7 @@ def adapt(
         before = op.trace(example, forward)
         start = Snapshot(op.model)
         steps = EntropySteps(op.model, lr, epochs, optimizer) if method == "tent" else None
-        targets = find_targets(op)
+        targets = estimable(op)
         watch = _Watch(op.model, each, logits, collapse, max_drift, _group(targets, method))
         adaptation = _Adaptation(op, targets, each, prior, watch, steps)
         try:
@@ -93,11 +102,11 @@ def adapt(
 
 
 class _Collapse(Exception):
-    """What was watched went wrong; the message says how."""
+    """The adaptation has gone wrong, as the message says."""
 
 
 class _Watch:
-    """What a model predicts, and how far it may move from that."""
+    """What a model predicts, and how far it may move away from that."""
 
     def __init__(
         self,
@@ -112,7 +121,7 @@ class _Watch:
         self._collapse, self._max_drift, self._group = collapse, max_drift, group
 
     def look(self) -> Predictions | None:
-        """What the model predicts now; None if its outputs are no predictions."""
+        """What the model predicts at this moment; None if its outputs are not predictions."""
         ballot = Ballot()
 
         def count(output: Any) -> None:
@@ -122,12 +131,12 @@ class _Watch:
 
         with in_evaluation(self._model), uncompiled():
             self._batches.run(self._model, count)
-        if self._group is not ALONE:  # all decide alike
+        if self._group is not ALONE:  # so that all ranks decide alike
             ballot.merge_ranks(self._group, device_of(self._model))
         return ballot.predictions()
 
     def check(self, now: Predictions | None, *before: Predictions | None) -> None:
-        """Raise if the predictions have become of fewer classes, by far, than they were at their most varied."""
+        """Raise if the predictions name far fewer classes than they did at their most varied."""
         if now is None:
             return
         if not math.isfinite(now.entropy):
@@ -140,11 +149,11 @@ class _Watch:
     def check_drift(self, norm: Norm, moved: Drift) -> None:
         """Raise if a layer's statistics moved further than they may."""
         if self._max_drift is not None and moved.mean > self._max_drift:
-            raise _Collapse(f"{shown(norm)}: {moved}; at most {self._max_drift:g} was allowed.")
+            raise _Collapse(f"{norm.title}: {moved}; at most {self._max_drift:g} was allowed.")
 
 
 class _Adaptation:
-    """The statistics a model came with, those it gets, the steps on gamma and beta, and what is said about it."""
+    """The original statistics of a model, its new ones, the steps on gamma and beta, and the record of all that."""
 
     def __init__(
         self,
@@ -164,7 +173,7 @@ class _Adaptation:
         op.skipped[:] = [skipped for skipped in op.skipped if skipped.layer not in self._learned]
 
     def run(self, logits: Logits) -> None:
-        """Adapt, and note what was done; whatever is watched may raise."""
+        """Adapt, check after every stage, and record what was done."""
         start = self._watch.look()
         self._estimate()
         now = adapted = self._watch.look()
@@ -178,12 +187,12 @@ class _Adaptation:
         self._note("" if start is None else f"; {start}, now {now}")
 
     def what(self, name: str) -> str:
-        """What is done with a layer."""
+        """What is done to a layer."""
         done = [WHAT] if name in self._source else []
         return ", ".join(done + (["gamma and beta stepped"] if name in self._learned else []))
 
     def _estimate(self) -> None:
-        """Give the norms the statistics of the batches, with the prior's share of those they came with."""
+        """Give the norms the statistics of the batches, averaged with their original ones by the prior."""
         if not self._targets:
             return
         tallies, count = gather(self._op.model, self._targets, self._batches)
@@ -204,38 +213,38 @@ class _Adaptation:
             elif name in self._source:
                 self._op.skip(name, self.what(name), NOT_REACHED)
             elif name in moved:
-                self._op.change(name, self.what(name), f"stores no statistics{predictions}")
+                self._op.change(name, self.what(name), f"{NOTHING_STORED}{predictions}")
             else:
                 self._op.skip(name, self.what(name), "no gradient came to it")
 
 
 def _group(targets: Sequence[Norm], method: str) -> Any:
-    """The processes that the batches are spread over."""
+    """The processes that the batches are distributed over."""
     group = next((found for norm in targets if (found := group_of(norm)) is not ALONE), ALONE)
     if group is not ALONE and method == "tent":
         raise ArgumentError(
-            'method "tent" steps on what one process sees, and processes would part. Adapt in one of them with '
-            'convert(model, to="batch"), and send its state_dict to the others.'
+            'method "tent" steps on the batches of one process, so that processes would diverge. Adapt in one of them '
+            'with convert(model, to="batch"), and send its state_dict to the others.'
         )
     return group
 
 
 def _finite_if_used(norm: Norm, prior: float) -> Moments:
-    """What a norm stores, which a prior must be able to rest on."""
+    """What a norm stores; with a prior it must be finite."""
     source = stored(norm)
     if prior and not (source.mean.isfinite().all() and source.var.isfinite().all()):
-        raise ArgumentError(f"{shown(norm)} stores NaN or infinity, which no prior can rest on; use prior=0.")
+        raise ArgumentError(f"{norm.title} stores NaN or infinity, which cannot be averaged with; use prior=0.")
     return source
 
 
 def _mixed(source: Moments, target: Moments, examples: int, prior: float) -> Moments:
-    """The average of both, weighted by examples; not the moments of their union, whose variance neither has."""
+    """The average of both, weighted by examples; not the moments of the union, whose variance is larger than either."""
     wide = source._replace(mean=source.mean.to(target.mean), var=source.var.to(target.var))
     return ema(wide, target, examples / (prior + examples)) if prior else target
 
 
 def _check_lowered(before: Predictions | None, now: Predictions | None) -> None:
-    if before is not None and now is not None and now.entropy > before.entropy + ROUNDING:
+    if before is not None and now is not None and now.entropy > before.entropy + ENTROPY_NOISE:
         raise _Collapse(
             f"the steps that were to lower the entropy raised it, from {before} to {now}. Use a smaller lr."
         )

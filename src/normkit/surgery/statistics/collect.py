@@ -1,9 +1,14 @@
-"""Going through batches, and taking the statistics of what the norms are given on the way."""
+"""Running a model over batches, and taking the statistics of what its norms are given.
+
+Norms that are to normalize with the statistics of each batch stay in evaluation: a hook that runs before their forward
+puts the batch's statistics into their buffers, as if stored. So nothing is updated, whatever a layer's own update is,
+and a BatchRenorm does not correct towards what it stores. The buffers get their own content back at the end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -13,25 +18,26 @@ from normkit import checks
 from normkit.batches import Forward, each_batch, feed, in_evaluation
 from normkit.errors import ArgumentError, NonFiniteError, NormkitError, ShapeError
 from normkit.layers.norm_layer import NormLayer
-from normkit.moments import Moments
+from normkit.moments import Moments, PopulationMethod
+from normkit.surgery.hooks import BeforeForward, hooked
 from normkit.surgery.no_updates import uncompiled
 from normkit.surgery.norms import Norm
-from normkit.surgery.statistics.tally import ALONE, Method, Tally, group_of, moments_of, over_ranks
+from normkit.surgery.statistics.tally import ALONE, Tally, group_of, moments_of, over_ranks
 
 Progress = Callable[[int], None]
 _NO_MORE = object()
 
 
 class BatchError(NormkitError, RuntimeError):
-    """A batch that could not be had, or on which the model does not run."""
+    """A batch that could not be loaded, or on which the model does not run."""
 
 
 class _Enough(BaseException):
-    """Ends a forward that has shown what was wanted; no `except Exception` inside a model stops it."""
+    """Ends a forward early. A BaseException, so that no `except Exception` inside a model catches it."""
 
 
 class Batches:
-    """Batches, with the way to run a model on them. Errors say which batch they come from."""
+    """Batches, and how to run a model on them. Errors say which batch they come from."""
 
     def __init__(
         self, batches: Iterable[Any], forward: Forward | None = None, progress: Progress | None = None
@@ -44,7 +50,7 @@ class Batches:
         each_batch(self._batches)
 
     def run(self, model: nn.Module, use: Callable[[Any], None] = lambda output: None) -> int:
-        """Run the model on each batch, give the output to `use`, and return how many batches there were."""
+        """Run the model on each batch, pass the output to `use`, and return the number of batches."""
         number = 0
         with _numbered(0):
             each = each_batch(self._batches)
@@ -68,7 +74,7 @@ class Batches:
 
 @contextmanager
 def _numbered(number: int) -> Iterator[None]:
-    """Say in errors which batch it was."""
+    """Say in errors which batch they are about."""
     try:
         yield
     except ArgumentError:  # about the call, not about one batch
@@ -82,12 +88,11 @@ def _numbered(number: int) -> Iterator[None]:
 
 
 def gather(
-    model: nn.Module, norms: Sequence[Norm], batches: Batches, method: Method = "pooled"
+    model: nn.Module, norms: Sequence[Norm], batches: Batches, method: PopulationMethod = "pooled"
 ) -> tuple[dict[str, Tally], int]:
-    """Run the model in evaluation, but let these norms see batch statistics; return those, by name, and the batches.
+    """Run the model in evaluation, but with batch statistics in these norms; return their tallies by name.
 
-    Each norm normalizes what it is given with the statistics of just that, as in training, and its own are put back in
-    the end. Norms that never ran are left out.
+    Also returns the number of batches. Norms that never ran are left out.
     """
     tallies = {norm.name: Tally(method) for norm in norms}
 
@@ -95,15 +100,15 @@ def gather(
         batch = _moments(norm, x, mask)
         _check_enough(norm, batch, x)
         tallies[norm.name].add(*batch)
-        _use(norm.layer, batch[0])
+        _as_if_stored(norm.layer, batch[0])
 
-    with _running(model), _own_statistics_back(norms), _hooked(norms, take):
+    with _running(model), _own_statistics_back(norms), _showing(norms, take):
         count = batches.run(model)
     return {name: tally for name, tally in tallies.items() if tally.calls}, count
 
 
-def gather_last(model: nn.Module, norm: Norm, batches: Batches, method: Method) -> tuple[Tally, int]:
-    """As `gather` for one norm, with all others in evaluation; forwards end where it has been seen."""
+def gather_last(model: nn.Module, norm: Norm, batches: Batches, method: PopulationMethod) -> tuple[Tally, int]:
+    """As `gather` for one norm, with all others in evaluation; each forward ends at this norm."""
     tally = Tally(method)
 
     def take(norm: Norm, x: Tensor, mask: Tensor | None) -> None:
@@ -113,13 +118,13 @@ def gather_last(model: nn.Module, norm: Norm, batches: Batches, method: Method) 
         tally.add(*batch)
         raise _Enough
 
-    with _running(model), _hooked([norm], take):
+    with _running(model), _showing([norm], take):
         count = batches.run(model)
     return tally, count
 
 
 def visits(model: nn.Module, norms: Sequence[Norm], batches: Batches) -> dict[str, int]:
-    """How often each norm runs in a forward, at most, in the order in which they first run."""
+    """The largest number of times that each norm runs in a forward, in the order in which they first run."""
     most: dict[str, int] = {}
     now: dict[str, int] = {}
 
@@ -127,7 +132,7 @@ def visits(model: nn.Module, norms: Sequence[Norm], batches: Batches) -> dict[st
         now[norm.name] = now.get(norm.name, 0) + 1
         most[norm.name] = max(most.get(norm.name, 0), now[norm.name])
 
-    with _running(model), _hooked(norms, count):
+    with _running(model), _showing(norms, count):
         batches.run(model, lambda output: now.clear())
     return most
 
@@ -138,23 +143,20 @@ def _running(model: nn.Module) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _hooked(norms: Sequence[Norm], take: Callable[[Norm, Tensor, Tensor | None], None]) -> Iterator[None]:
-    """Show `take` what each norm is given, behind all hooks that may change it."""
+def _showing(
+    norms: Sequence[Norm], take: Callable[[Norm, Tensor, Tensor | None], None]
+) -> AbstractContextManager[None]:
+    """Call `take` with the input and mask of each norm, after all hooks that may change them."""
 
-    def showing(norm: Norm) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def show(norm: Norm) -> BeforeForward:
         return lambda layer, args, kwargs: take(norm, *_given(norm, args, kwargs))
 
-    handles = [norm.layer.register_forward_pre_hook(showing(norm), with_kwargs=True) for norm in norms]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return hooked(before=[(norm.layer, show(norm)) for norm in norms])
 
 
 @contextmanager
 def _own_statistics_back(norms: Sequence[Norm]) -> Iterator[None]:
+    """Give the norms their own buffers back at the end of the block."""
     own = [(norm.layer, dict(norm.layer._buffers)) for norm in norms]
     try:
         yield
@@ -169,19 +171,14 @@ def _given(norm: Norm, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tupl
     features = feature_shape(norm.layer)
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape[1 : 1 + len(features)] != features:
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ShapeError(f"{shown(norm)} needs an input (N, {', '.join(map(str, features))}, ...); got {got}.")
+        raise ShapeError(f"{norm.title} needs an input (N, {', '.join(map(str, features))}, ...); got {got}.")
     mask = kwargs.get("mask")
     if mask is not None and not isinstance(norm.layer, NormLayer):
         raise ArgumentError(
-            f"{shown(norm)} is called with a mask, and whether it marks what counts or what does not is "
-            "not known. Use normkit's layer."
+            f"{norm.title} is called with a mask, and it is not known whether that marks what counts or "
+            "what does not. Use normkit's layer."
         )
-    return x, checks.position_mask(mask, x, shown(norm))
-
-
-def shown(norm: Norm) -> str:
-    """What to call a norm in errors."""
-    return f"{norm.name or 'the model itself'} ({type(norm.layer).__name__})"
+    return x, checks.position_mask(mask, x, norm.title)
 
 
 def feature_shape(layer: nn.Module) -> torch.Size:
@@ -201,7 +198,7 @@ def _moments(norm: Norm, x: Tensor, mask: Tensor | None) -> tuple[Moments, int]:
         bad = (~good).flatten().nonzero().flatten().tolist()
         where = f"{bad[:8]}{'...' if len(bad) > 8 else ''}"
         raise NonFiniteError(
-            f"{shown(norm)} needs finite input; its statistics are NaN or infinite in channels {where}. "
+            f"{norm.title} needs finite input; its statistics are NaN or infinite in channels {where}. "
             "The model is as it was. Look for the first layer or example that overflows."
         )
     return batch, examples
@@ -211,17 +208,14 @@ def _check_enough(norm: Norm, batch: tuple[Moments, int], x: Tensor) -> None:
     count = batch[0].count
     if (int(count.min()) if isinstance(count, Tensor) else count) <= 1:
         raise ShapeError(
-            f"{shown(norm)} needs more than 1 value per channel, to have a variance; got input {tuple(x.shape)}. Use "
+            f"{norm.title} needs more than 1 value per channel, to have a variance; got input {tuple(x.shape)}. Use "
             "larger batches (a DataLoader's drop_last=True drops a last one of 1), or recalibrate(exact=True), which "
             "never normalizes a batch by itself."
         )
 
 
-def _use(layer: nn.Module, batch: Moments) -> None:
-    """Put a batch's statistics where the layer, which is in evaluation, takes its own from.
-
-    So it normalizes as in training, and needs not know: nothing is written, nothing corrected towards what is stored.
-    """
+def _as_if_stored(layer: nn.Module, batch: Moments) -> None:
+    """Put a batch's statistics where the layer, which is in evaluation, looks for its stored ones."""
     for name, value in (("running_mean", batch.mean), ("running_var", batch.var)):
         stored = layer._buffers.get(name)
         if stored is not None:

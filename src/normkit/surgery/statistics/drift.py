@@ -1,4 +1,4 @@
-"""How far a layer's statistics moved."""
+"""How far the statistics of a layer have moved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from normkit.moments import Moments
 class Drift(NamedTuple):
     """The distance of new statistics from old ones, in nats: the mean over channels, and the channel that moved most.
 
-    0.5 is a mean that moved by one standard deviation, or a variance that became 2.6 times as large.
+    0.5 is a mean that moved by one standard deviation, or a variance that grew to 3.7 times its size.
     """
 
     mean: float
@@ -28,7 +28,7 @@ class Drift(NamedTuple):
 def drift(old: Moments, new: Moments, eps: float) -> Drift:
     """The symmetrized Kullback-Leibler divergence of two Gaussians per channel: the average of both directions.
 
-    Variances are taken with eps, as the layer divides by them: what happens below it is not seen.
+    Variances are taken with eps, as the layer divides by them: changes far below eps do not count.
     """
     one, other = ((moments.var.double() + eps).clamp(min=0) for moments in (old, new))
     ratio = one / other

@@ -1,4 +1,4 @@
-"""What a classifier predicts over many batches: how sure it is, and of how many classes."""
+"""The predictions of a classifier over many batches: how certain they are, and how many classes they name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, distributed
+from torch.distributions import Categorical
 
 from normkit.batches import tensors_in
 from normkit.errors import ArgumentError
@@ -19,9 +20,9 @@ class Predictions(NamedTuple):
     """Entropies, in nats, over all examples.
 
     Attributes:
-        entropy: of single predictions, on average: how unsure the model is.
-        mean_entropy: of the mean prediction: how evenly it uses its classes. It falls when all become one.
-        classes: how many classes it names, in effect: the exponential of the entropy of what it names.
+        entropy: of single predictions, on average: how uncertain the model is.
+        mean_entropy: of the mean prediction: how evenly it uses its classes. It falls when one class is left.
+        classes: the effective number of classes that it predicts: the exponential of the entropy of their shares.
     """
 
     entropy: float
@@ -33,7 +34,7 @@ class Predictions(NamedTuple):
 
 
 class Ballot:
-    """Counts predictions as they come."""
+    """Adds up predictions batch by batch."""
 
     def __init__(self) -> None:
         self._entropy = 0.0
@@ -52,7 +53,7 @@ class Ballot:
         self._named = self._named + torch.bincount(chances.argmax(1), minlength=logits.shape[1])
 
     def merge_ranks(self, group: Any, device: torch.device | None) -> None:
-        """Count what all ranks of a group have counted."""
+        """Add up what all ranks of a group have counted."""
         single = torch.tensor([self._entropy, self._examples], dtype=torch.float64)
         packed = torch.cat([single, self._sum.flatten().double(), self._named.flatten().double()]).to(device)
         distributed.all_reduce(packed, group=group)
@@ -73,9 +74,9 @@ class Ballot:
 
 def entropies(logits: Tensor) -> Tensor:
     """The entropy of each prediction: (N, classes) to (N)."""
-    logs = logits.log_softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    logs = logs.clamp(min=torch.finfo(logs.dtype).min)  # a class that is ruled out, -inf, adds nothing, and no NaN
-    return -(logs.exp() * logs).sum(1)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    found: Tensor = Categorical(logits=wide, validate_args=False).entropy()  # unchecked: callers report a NaN
+    return found
 
 
 def _entropy(chances: Tensor) -> float:
@@ -85,7 +86,7 @@ def _entropy(chances: Tensor) -> float:
 def logits_of(output: Any, logits: Logits) -> Tensor | None:
     """The logits in a model's output, as (N, classes); None if there are none.
 
-    Of (N, classes, ...) every position is a prediction. "first" takes the first tensor, if it can be logits at all.
+    In (N, classes, ...) every position is a prediction. "first" takes the first tensor, if its shape is that of logits.
     """
     if logits is None:
         return None

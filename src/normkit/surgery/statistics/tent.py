@@ -29,13 +29,13 @@ class EntropySteps:
         self.learned = {norm.name: found for norm in norms(model) if (found := _gamma_and_beta(norm))}
         if not self.learned:
             raise ArgumentError(
-                'method "tent" steps on gamma and beta, and no norm of this model has any to learn. Use "adabn".'
+                'method "tent" steps on gamma and beta, and no norm of this model has them as parameters. Use "adabn".'
             )
         self.moved: set[str] = set()
         self._make = optimizer or (lambda parameters: Adam(parameters, lr=lr))
 
-    def take(self, seeing_batches: Sequence[Norm], batches: Batches, logits: Logits) -> None:
-        """Lower the entropy of predictions, while these norms normalize with batch statistics, which are not kept."""
+    def take(self, with_batch_statistics: Sequence[Norm], batches: Batches, logits: Logits) -> None:
+        """Lower the entropy of predictions, while these norms normalize with batch statistics and store none."""
         parameters = list({id(p): p for found in self.learned.values() for p in found}.values())
         before = {id(p): p.detach().clone() for p in parameters}
         with (
@@ -44,7 +44,7 @@ class EntropySteps:
             no_updates(self._model),
             _learning(self._model, parameters),
         ):
-            for norm in seeing_batches:
+            for norm in with_batch_statistics:
                 norm.layer.training = True
             optimizer = self._make(parameters)
             for _ in range(self._epochs):
@@ -57,7 +57,7 @@ class EntropySteps:
 
 
 def _gamma_and_beta(norm: Norm) -> list[nn.Parameter]:
-    if "W" in norm.spec.over or not norm.spec.over:  # what these call a weight is not a gamma
+    if not norm.spec.has_gamma:
         return []
     own = norm.layer._parameters
     return [p for p in (own.get("weight"), own.get("bias")) if p is not None]
@@ -84,7 +84,7 @@ def _step(optimizer: Optimizer, output: Any, logits: Logits) -> None:
 
 @contextmanager
 def _learning(model: nn.Module, learned: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let these parameters learn and no others; afterwards each has its requires_grad and its gradient again."""
+    """Let only these parameters learn; afterwards each has its own requires_grad and gradient again."""
     found = [p for _, layer in named_layers(model) for p in layer._parameters.values() if p is not None]
     before = [(p, p.requires_grad, p.grad) for p in {id(p): p for p in found}.values()]
     try:
