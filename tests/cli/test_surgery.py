@@ -358,7 +358,7 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
         (["freeze", "clinet:x", "--dry-run"], ["must be a torch.nn.Module", "got a Tensor"]),
         (["freeze", "clinet:needs_an_argument", "--dry-run"], ["raised TypeError", "size"]),
         (["freeze", "clinet:breaks", "--dry-run"], ["raised RuntimeError: no such weights"]),
-        (["freeze", "clinet:build", "--checkpoint", "none", "--dry-run"], ["none is not there"]),
+        (["freeze", "clinet:build", "--checkpoint", "none", "--dry-run"], ["none does not exist"]),
         (["fold", "clinet:build", "--dry-run"], ["Missing option"]),
         (["fold", "clinet:build", "--example", "clinet:model", "--dry-run"], ["must be a tensor", "raised"]),
         (["fold", "clinet:build", "--example", "clinet:flat", "--dry-run"], ["does not run on the example"]),
