@@ -15,7 +15,7 @@ template <class P> P* from(P* memory, int64_t i) { return memory ? memory + i : 
 // What a channel's values are multiplied by and what is added, for S = double or float, or of several channels:
 //   c  = x - mean; in float, whose range is small, times `unit`
 //   y  = activation(c * gain + bias)
-//   dx = g * scale + c * slope + level,  where g is dy behind the activation
+//   dx = g * scale + c * slope + level,  where g is the gradient of what enters the activation
 template <class S> struct Coefficients { S mean, unit, gain, bias, scale, slope, level; };
 
 inline Coefficients<double> in(const Coefficients<double>& k, double) { return k; }
@@ -150,7 +150,7 @@ template <class V, Activation A, bool R, bool I> struct Formula {
     return z;
   }
 
-  struct Gradient { V centred, g; };  // x about its mean; the gradient behind the activation
+  struct Gradient { V centred, g; };  // x about its mean; the gradient of what enters the activation
   template <class T, class How> static Gradient gradient(const Backward<T>& m, const Coefficients<V>& k, How how) {
     V v = V::load(m.x, how);
     if constexpr (A == Activation::none) return {centre(v, k), V::load(m.dy, how)};
@@ -305,9 +305,9 @@ template <class T, Activation A, bool R, bool I> struct Wide {
 
   // K lines of one group, each with its own statistics: what a column needs is loaded once for all of them. All are
   // read before any is written: lines may lie a page apart, and a load then waits for a store to what seems its place.
-  template <int K> struct Statistics {
+  template <int K> struct LineStatistics {
     V mean[K], unit[K], slope[K], level[K];
-    explicit Statistics(const LineCoefficients* k) {
+    explicit LineStatistics(const LineCoefficients* k) {
       for (int line = 0; line < K; ++line) {
         mean[line] = V::all(k[line].mean); unit[line] = V::all(k[line].inverse_std);
         slope[line] = V::all(k[line].slope); level[line] = V::all(k[line].level);
@@ -325,7 +325,7 @@ template <class T, Activation A, bool R, bool I> struct Wide {
   template <int K>
   NK_FLAT static void forward_lines(const T* x, const T* r, T* y, int64_t stride, int64_t n,
                                     const LineCoefficients* k, LineParameters p, bool stream) {
-    const Statistics<K> statistics(k);
+    const LineStatistics<K> statistics(k);
     across<V>(n, [&](int64_t j, auto how) {
       const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
       V out[K];
@@ -341,7 +341,7 @@ template <class T, Activation A, bool R, bool I> struct Wide {
   template <int K>
   NK_FLAT static void sum_lines(Backward<T> m, int64_t stride, int64_t n, const LineCoefficients* k,
                                 LineParameters p, Pending* sums) {
-    const Statistics<K> statistics(k);
+    const LineStatistics<K> statistics(k);
     const int64_t ahead = ahead_of<K, T>(stride);
     V a[K], b[K];
     for (int line = 0; line < K; ++line) { a[line] = sums[line].first; b[line] = sums[line].second; }
@@ -363,7 +363,7 @@ template <class T, Activation A, bool R, bool I> struct Wide {
   NK_FLAT static void backward_lines(Backward<T> m, T* to, T* dr, int64_t stride, int64_t n,
                                      const LineCoefficients* k, LineParameters p, bool through, double* dweight,
                                      double* dbias, bool stream) {
-    const Statistics<K> statistics(k);
+    const LineStatistics<K> statistics(k);
     across<V>(n, [&](int64_t j, auto how) {
       const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
       V sum_gx = dweight ? V::load(dweight + j, how) : V::all(0), sum_g = dweight ? V::load(dbias + j, how) : V::all(0);

@@ -40,7 +40,7 @@ struct Job {
   // Sums of the gradient, and of its product with the normalized value: one per population, group and channel.
   double* sum_g;
   double* sum_gx;
-  double count;     // values behind a statistic; more than are here when ranks share a batch
+  double count;     // values per statistic; more than are here when ranks share a batch
   bool stored;      // backward: the statistics were given, no gradient flows through them
   bool inverted;    // backward: x holds the output, which the activation and the affine map are undone on
 

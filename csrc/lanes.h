@@ -231,7 +231,7 @@ template <class V, class T> int64_t unaligned(const T* p) {
 template <class V, class T> void put(V v, T* p, Whole, bool stream) { if (stream) v.stream(p); else v.store(p); }
 template <class V, class T> void put(V v, T* p, Part part, bool) { v.store(p, part); }
 
-// The memory system stops at the end of a page; asked a little ahead, it does not.
+// Hardware prefetching stops at the end of a page, unless it is asked for memory a little ahead.
 constexpr int64_t kAhead = 1536;  // bytes
 template <class T> void ask_ahead(const T* p, int64_t ahead = kAhead) {
 #if defined(__GNUC__)

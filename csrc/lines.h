@@ -202,7 +202,7 @@ template <class T> struct Lines {
     }
   }
 
-  // Statistics of lines are nobody else's: there is nothing to share between two halves of a backward.
+  // A line shares its statistics with no other: a backward in two halves has nothing to exchange between them.
   void backward_sums(ParallelFor) const {}
   void backward_apply(ParallelFor) const {}
 };

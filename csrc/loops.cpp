@@ -11,7 +11,7 @@ namespace normkit {
 namespace NK_NAMESPACE {
 namespace {
 
-constexpr int64_t kShortRun = 16;  // positions: below, what a run costs beside its values is too much
+constexpr int64_t kShortRun = 16;  // positions: shorter runs cost too much apart from their values
 
 enum class Op { moments, forward, evaluate, backward, backward_sums, backward_apply };
 
@@ -32,7 +32,7 @@ template <Op op, class T> void by_layout(const Job& job, ParallelFor parallel_fo
   if (contiguous && short_runs && job.examples == 1 && whole) return call<op>(Lines<T>{job}, parallel_for);
   Job own = job;
   std::vector<double> sums;
-  if (op == Op::backward) {  // both of its halves are here, and what they share is nobody else's
+  if (op == Op::backward) {  // both of its halves run here, and share nothing with other calls
     const int64_t n = job.populations * job.all_channels();
     sums.resize(2 * n);
     own.sum_g = sums.data();

@@ -1,5 +1,5 @@
 // The extension module normkit._core: what the C++ core offers to Python.
-// Nothing here knows torch; arguments are checked at this door and nowhere behind it.
+// Nothing here knows torch; arguments are checked here and not again in the loops.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "job.h"
+#include "update.h"
 
 namespace {
 
@@ -143,35 +144,16 @@ PyObject* py_moments(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return finish(in, job, kernels->moments, {job.x});
 }
 
-// Running statistics that move along with a forward: (mean, variance, number of batches, whether both are double,
-// weight of the batch). Null: there are none.
-struct Update {
-  void *mean, *var;
-  int64_t* batches;
-  bool wide;
-  double momentum;
-  explicit Update(Arguments& in)
-      : mean(in.pointer<void>()), var(in.pointer<void>()), batches(in.pointer<int64_t>()), wide(in.integer() != 0),
-        momentum(in.real()) {}
-
-  void operator()(const Job& job) const {
-    if (!mean) return;
-    if (wide) move<double>(job); else move<float>(job);
-    if (batches) ++*batches;
-  }
-
- private:
-  template <class T> void move(const Job& job) const {
-    const double bessel = job.count / (job.count - 1);
-    for (int64_t c = 0; c < job.populations * job.groups; ++c) {
-      towards(static_cast<T*>(mean)[c], job.mean[c]);
-      towards(static_cast<T*>(var)[c], job.var[c] * bessel);
-    }
-  }
-  template <class T> void towards(T& stored, double batch) const {
-    stored = T((1 - momentum) * double(stored) + momentum * batch);
-  }
-};
+// (mean, variance, number of batches, whether mean and variance are double, weight of the batch)
+Update update_from(Arguments& in) {
+  Update update{};
+  update.mean = in.pointer<void>();
+  update.var = in.pointer<void>();
+  update.batches = in.pointer<int64_t>();
+  update.wide = in.integer() != 0;
+  update.momentum = in.real();
+  return update;
+}
 
 // (..., residual, y, an update)
 PyObject* py_forward(PyObject*, PyObject* const* args, Py_ssize_t n) {
@@ -179,7 +161,7 @@ PyObject* py_forward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Job job = begin(in);
   job.residual = in.pointer<void>();
   job.y = in.pointer<void>();
-  const Update update(in);
+  const Update update = update_from(in);
   PyObject* result = finish(in, job, kernels->forward, {job.x, job.y});
   if (result) update(job);
   return result;
@@ -241,7 +223,7 @@ PyObject* py_backward_sums(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return finish(in, job, kernels->backward_sums, {job.x, job.dy, job.sum_g, job.sum_gx});
 }
 
-// (..., y, dy, dx, dresidual, both sums, values behind a statistic)
+// (..., y, dy, dx, dresidual, both sums, values per statistic)
 PyObject* py_backward_apply(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin_backward(in);

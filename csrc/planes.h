@@ -8,8 +8,8 @@ namespace NK_NAMESPACE {
 
 template <class T> struct Planes {
   using S = typename Applied<T>::V::Scalar;
-  static constexpr int64_t kLongPiece = 2048;     // bytes: shorter ones leave too many half-written lines behind
-  static constexpr int64_t kAhead = 2048;         // bytes of the next run to ask for
+  static constexpr int64_t kLongPiece = 2048;     // bytes: shorter ones leave too many lines half written
+  static constexpr int64_t kNextRun = 2048;       // bytes of the next run to prefetch
   static constexpr int64_t kSegment = 64 * 1024;  // elements per task, where there are too few groups to share out
   static constexpr int64_t kFewGroups = 8;
 
@@ -31,11 +31,11 @@ template <class T> struct Planes {
   double shift(int64_t p, int64_t g) const { return shift_of(job, x[at(p, 0, g * job.channels)]); }
   int64_t group_of(int64_t c) const { return c / job.channels; }
 
-  // The memory system follows a run by itself; where the next one begins, it must be told.
+  // Hardware prefetching follows a run, but does not know where the next one begins.
   void expect(const T* memory, int64_t n) const {
 #if defined(__GNUC__)
     const char* p = reinterpret_cast<const char*>(memory);
-    for (int64_t i = 0; i < std::min<int64_t>(n * int64_t(sizeof(T)), kAhead); i += 64) __builtin_prefetch(p + i);
+    for (int64_t i = 0; i < std::min<int64_t>(n * int64_t(sizeof(T)), kNextRun); i += 64) __builtin_prefetch(p + i);
 #endif
   }
 
@@ -148,7 +148,7 @@ template <class T> struct Planes {
     return out;
   }
 
-  // Whether so many values in a row are written past the cache.
+  // Whether this many values in a row are written past the cache.
   bool streams(int64_t values) const {
     return is_large<T>(job) && values * int64_t(sizeof(T)) >= kLongPiece;
   }

@@ -10,8 +10,8 @@ namespace NK_NAMESPACE {
 template <class T> struct Rows {
   using S = typename Applied<T>::V::Scalar;
   static constexpr int64_t kStrip = 512;   // columns that are gone over from the first row to the last
-  static constexpr int64_t kNarrow = 128;  // columns: below, what a row costs beside its values is too much, ...
-  static constexpr int64_t kMany = 64;     // ... where there are so many rows that it is more than what columns cost
+  static constexpr int64_t kNarrow = 128;  // columns: shorter rows cost too much apart from their values, ...
+  static constexpr int64_t kMany = 64;     // ... where there are more rows than this, and columns cost less
 
   const Job& job;
   Statistics statistics{job};
@@ -33,7 +33,7 @@ template <class T> struct Rows {
   int64_t repeat = narrow ? ceil_div(ceil_div(kNarrow, columns), whole) * whole : 1;
   int64_t width = columns * repeat;
   int64_t rows = population / width, rest = population % width;
-  // A population in tiles, for tasks: so many rows of a strip of columns.
+  // A population in tiles, for tasks: a number of rows of a strip of columns.
   int64_t strips = ceil_div(width, kStrip);
   int64_t height = std::min(kTaskBytes / 2 / (std::min(width, kStrip) * int64_t(sizeof(T))),
                             std::max<int64_t>(64, ceil_div(rows * strips, kEnoughTasks)));
