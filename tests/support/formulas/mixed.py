@@ -1,18 +1,23 @@
 """Layers whose arithmetic is their own: whitening, EvoNorm, switchable and moving-average norms."""
 
+from itertools import combinations
+
 import numpy as np
 
 from support.formulas import LONG, activate, affine, exp, wide
 
 
 def inverse_root(sigma):
-    """sigma^(-1/2): by eigenvalues in float64, which is all that numpy has, then polished in the longest float."""
-    values, vectors = np.linalg.eigh(sigma.astype(np.float64))
-    w = ((vectors / np.sqrt(values)) @ vectors.T).astype(LONG)
-    for _ in range(3):
-        w = (3 * w - w @ w @ w @ sigma) / 2
-        w = (w + w.T) / 2
-    return w
+    """sigma^(-1/2) by Jacobi's rotations, in the longest float: numpy's own eigenvectors are float64."""
+    a, vectors = sigma.astype(LONG), np.eye(len(sigma), dtype=LONG)
+    for _ in range(12):  # sweeps; each squares the error
+        for i, j in combinations(range(len(a)), 2):
+            angle = np.arctan2(2 * a[i, j], a[j, j] - a[i, i]) / 2
+            turn = np.eye(len(a), dtype=LONG)
+            turn[i, i] = turn[j, j] = np.cos(angle)
+            turn[i, j], turn[j, i] = np.sin(angle), -np.sin(angle)
+            a, vectors = turn.T @ a @ turn, vectors @ turn
+    return (vectors / np.sqrt(np.diag(a))) @ vectors.T
 
 
 def iterated(sigma, iterations):
