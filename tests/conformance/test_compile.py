@@ -45,7 +45,7 @@ def test_every_mechanism_is_a_row_of_a_class():
     assert set(CLASSES.values()) >= MECHANISMS
 
 
-@pytest.mark.parametrize(("case", "training", "backend"), rows())
+@pytest.mark.parametrize(("case", "training", "backend"), list(rows()))
 def test_fullgraph(case, training, backend):
     layer = case.layer(training=training)
     twin = copy.deepcopy(layer)
