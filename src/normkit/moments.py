@@ -68,10 +68,15 @@ class Moments(NamedTuple):
 def ema(stored: Moments, batch: Moments, momentum: float | Tensor) -> Moments:
     """Move `stored` towards `batch`. Momentum weights the new value, as everywhere in torch; `count` counts batches."""
     return Moments(
-        (1 - momentum) * stored.mean + momentum * batch.mean,
-        (1 - momentum) * stored.var + momentum * batch.var,
+        moved(stored.mean, batch.mean, momentum),
+        moved(stored.var, batch.var, momentum),
         stored.count + 1,
     )
+
+
+def moved(stored: Tensor, batch: Tensor, momentum: float | Tensor) -> Tensor:
+    """Return one running statistic after a batch: what `ema` does to each of the two."""
+    return (1 - momentum) * stored + momentum * batch
 
 
 class Population:

@@ -13,7 +13,7 @@ from normkit.functional.batch_core import average_factor
 from normkit.kernels import reference, select
 from normkit.layers.affine_parts import Affine, check_affine, reset_parts_
 from normkit.layers.norm_layer import NormLayer
-from normkit.moments import Moments
+from normkit.moments import Moments, moved
 from normkit.tracing import is_recomputing
 
 
@@ -88,7 +88,7 @@ class ChannelNorm(NormLayer):
         for name, new in batch.items():
             stored: Tensor = getattr(self, name)
             factor = average_factor(Moments(stored, stored, self.num_batches_tracked), self.momentum)
-            stored.copy_((1 - factor) * stored.to(new.dtype) + factor * new)
+            stored.copy_(moved(stored.to(new.dtype), new, factor))
         self.num_batches_tracked.copy_(self.num_batches_tracked + 1)
 
     def _check(self, input: Tensor, over: tuple[int, ...] | None, residual: Tensor | None = None) -> None:

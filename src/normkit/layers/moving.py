@@ -16,7 +16,7 @@ from normkit.kernels import moving, reference
 from normkit.kernels.moving import OVER, Statistics
 from normkit.layers.affine_parts import Affine
 from normkit.layers.channel_norm import ChannelNorm
-from normkit.moments import Moments
+from normkit.moments import Moments, moved
 from normkit.tracing import is_recomputing, is_transformed
 
 RATIO_FROM = 1000  # batches, before the running variance is trusted to correct a batch's
@@ -24,7 +24,7 @@ RATIO_MAX = 5.0
 
 
 class _Passed(NamedTuple):
-    """A batch that went through: by its mean square it is known again when it is computed once more."""
+    """A batch that was normalized: its mean square identifies it when activation checkpointing repeats it."""
 
     square: Tensor
     used: Statistics
@@ -133,8 +133,8 @@ class MovingBatchNorm2d(ChannelNorm):
         assert self.num_batches_tracked is not None
         seen, var = self.num_batches_tracked, used.var.flatten()
         factor = average_factor(Moments(self.running_var, self.running_var, seen), self.momentum)
-        moved = (1 - factor) * self.running_var.to(var.dtype) + factor * var
-        self.running_var.copy_(torch.where(seen == 0, var, moved))
+        running = moved(self.running_var.to(var.dtype), var, factor)
+        self.running_var.copy_(torch.where(seen == 0, var, running))
         self.recent_var.copy_(recent)
         seen.copy_(seen + 1)
 
