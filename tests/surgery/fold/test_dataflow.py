@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import normkit as nk
-from normkit.surgery.fold.dataflow import memory_of, watch
+from normkit.surgery.fold.dataflow import memory_of, record
 from normkit.surgery.fold.hosts import hosts, overlap
 from normkit.surgery.fold.routes import NOTHING, Route
 
@@ -21,12 +21,12 @@ class Net(nn.Module):
         return self.head(y.relu_().mean((2, 3)))
 
 
-def watched(model, x):
-    return watch(model, {"bn": model.bn} if hasattr(model, "bn") else {}, x)
+def recorded(model, x):
+    return record(model, {"bn": model.bn} if hasattr(model, "bn") else {}, x)
 
 
 def test_events_in_their_order_and_place():
-    flow = watched(Net().eval(), torch.randn(2, 3, 5, 5))
+    flow = recorded(Net().eval(), torch.randn(2, 3, 5, 5))
     assert [str(event) for event in flow.events] == [
         "convolution in conv",
         "bn",
@@ -40,7 +40,7 @@ def test_events_in_their_order_and_place():
 
 
 def test_who_makes_and_who_reads():
-    flow = watched(Net().eval(), torch.randn(2, 3, 5, 5))
+    flow = recorded(Net().eval(), torch.randn(2, 3, 5, 5))
     conv, bn, detach, relu, mean, *_ = flow.events
     assert flow.maker(bn.inputs[0]) is conv
     assert flow.maker(conv.inputs[0]) is None
@@ -55,7 +55,7 @@ def test_who_makes_and_who_reads():
 def test_results_are_copies_from_before_anybody_wrote_over_them():
     torch.manual_seed(0)
     model, x = Net().eval(), torch.randn(2, 3, 5, 5)
-    flow = watched(model, x)
+    flow = recorded(model, x)
     with torch.no_grad():
         expected = model.bn(model.conv(x))
     ((normalized,),) = flow.results["bn"]
@@ -69,7 +69,7 @@ def test_the_model_does_not_notice():
     model.conv.register_forward_hook(lambda *_: None)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     random = torch.get_rng_state()
-    watched(model, torch.ones(2, 3, 5, 5))
+    recorded(model, torch.ones(2, 3, 5, 5))
     assert not hasattr(model, "seen")
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in before.items())
     assert all(layer.training for layer in model.modules())
@@ -92,7 +92,7 @@ def test_hosts_are_found_by_what_their_operator_multiplies():
             return self.normed(x @ self.matrix) * (x @ x.mT).mean()
 
     model = Several().eval()
-    found = hosts(model, watched(model, torch.randn(2, 3, 7)))
+    found = hosts(model, recorded(model, torch.randn(2, 3, 7)))
     assert [(host.name, host.bias is not None, host.obstacle) for host in found] == [
         ("conv", True, None),
         ("linear", True, None),
@@ -109,7 +109,7 @@ def test_labels_follow_values():
             return torch.cat([y, torch.ones_like(y)], 1)
 
     x = torch.randn(2, 8, 3, 3)
-    flow = watched(Moves(), x)
+    flow = recorded(Moves(), x)
     first, *rest = flow.events
     (labels,) = Route(rest, [(first.outputs[0], 1)], [flow.events[-1].outputs[0]]).channels()
     assert labels.shape == (2, 4, 6, 7)

@@ -1,65 +1,81 @@
-"""Folding norms into the layers before or after them: one affine map less to compute, and the same function."""
+"""Folding norms into the layers before or after them: the same function with one affine map less to compute."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from normkit.batches import Forward
 from normkit.errors import ArgumentError
-from normkit.surgery.fold.affine_map import PER_CHANNEL
-from normkit.surgery.fold.apply import Folding
-from normkit.surgery.fold.plan import Fold
+from normkit.named_layers import display_name
+from normkit.snapshot import untouched
+from normkit.surgery.fold.apply import apply
+from normkit.surgery.fold.dataflow import record
+from normkit.surgery.fold.hosts import hosts
+from normkit.surgery.fold.plan import Fold, FoldPlan
 from normkit.surgery.norms import Norm, norms
 from normkit.surgery.operation import Operation, operation
+from normkit.surgery.parity import run_example
 from normkit.surgery.result import Surgery
 
 
 def fold(model: nn.Module, example: Any, *, forward: Forward | None = None, inplace: bool = False) -> Surgery:
     """Fold the norms of a model into the convolutions and linear layers before or after them.
 
-    Folded is what in evaluation is one scale and shift for each channel, wherever one run of the model on `example`
-    shows that nobody else sees the values in between. All others are in `skipped`, with the reason.
+    A norm is folded if in evaluation it is one scale and shift for each channel, and if a run of the model on `example`
+    shows that nothing else reads the values in between. All others are in `skipped`, with the reason.
     """
     with operation(model, inplace) as op:
         found = norms(op.model)
         for norm in found:
             _check_mode(norm)
         before = op.trace(example, forward)
-        folding = Folding(op.model, found, example, forward)
-        kept = folding.run()
-        _report(op, found, kept, folding.reasons)
+        plan = _plan(op.model, found, example, forward)
+        kept = apply(op.model, plan, lambda: run_example(op.model, example, forward))
+        _report(op, found, kept, plan.reasons)
         meant = {name for fold in kept for name in fold.meant}
         return op.result(before, example, forward, meant)
 
 
+def _plan(model: nn.Module, found: list[Norm], example: Any, forward: Forward | None) -> FoldPlan:
+    """Record what the model does on the example, and find hosts for its norms."""
+    flow = record(model, {norm.name: norm.layer for norm in found if norm.spec.can_fold}, example, forward)
+    plan = FoldPlan(flow, hosts(model, flow))
+    with untouched(model), torch.no_grad():
+        plan.find(found)
+    return plan
+
+
 def _check_mode(norm: Norm) -> None:
-    """Refuse a norm that would use, in evaluation or as it is now, the statistics of a batch."""
+    """Refuse a norm that would normalize with the statistics of a batch, in evaluation or in its present mode."""
     name, layer, spec = norm
-    if spec.kind not in PER_CHANNEL or spec.uses == "stored":
+    if not spec.can_fold or spec.uses == "stored":
         return
     stores = getattr(layer, "running_var", None) is not None
     if stores and layer.training:
         raise ArgumentError(
-            f"fold works on what a model computes in evaluation; {name or 'the model'} is in training mode. "
+            f"fold works on what a model computes in evaluation; {display_name(name)} is in training mode. "
             "Call model.eval() first."
         )
     if not stores and spec.kind != "instance":
         raise ArgumentError(
-            f"{name or 'the model'} ({type(layer).__name__}) has no stored statistics to fold: it normalizes every "
-            "batch with its own. Set track_running_stats and recalibrate it, or convert it first."
+            f"{norm.title} has no stored statistics to fold: it normalizes every batch with its own. Set "
+            "track_running_stats and recalibrate it, or convert it first."
         )
+
+
+_WHY = {
+    "before": "all that it gets comes from there and goes to it alone",
+    "after": "all that it returns goes there and nowhere else",
+}
 
 
 def _report(op: Operation, found: list[Norm], kept: list[Fold], reasons: dict[str, str]) -> None:
     folded = {fold.norm.name: fold for fold in kept}
     for name, _, _ in found:
-        if name not in folded:
-            op.skip(name, "left as it is", reasons[name])
-        elif folded[name].after:
-            op.change(
-                name, f"folded into {folded[name].where}", "all that it gets comes from there and goes to it alone"
-            )
+        if name in folded:
+            op.change(name, f"folded into {folded[name].where}", _WHY[folded[name].hosts_are])
         else:
-            op.change(name, f"folded into {folded[name].where}", "all that it gives goes there and nowhere else")
+            op.skip(name, "left as it is", reasons[name])

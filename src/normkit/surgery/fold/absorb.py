@@ -1,4 +1,4 @@
-"""Taking norms into the parameters of other layers."""
+"""Folding: the parameters of hosts take over the scales and shifts of norms."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from normkit.surgery.fold.hosts import Host
 from normkit.surgery.fold.plan import Fold, per_channel
-from normkit.surgery.fold.routes import Obstacle
-from normkit.surgery.operation import become
+from normkit.surgery.operation import Skip, become
 
 
 def absorb(folds: Iterable[Fold]) -> None:
-    """Fold: hosts get the norms' scales and shifts, and the norms become what is left of them."""
+    """Give the hosts the norms' scales and shifts, and turn the norms into what remains of them."""
     of_host: dict[Host, list[Fold]] = defaultdict(list)
     for fold in folds:
         for host in fold.channels:
@@ -27,7 +26,7 @@ def absorb(folds: Iterable[Fold]) -> None:
 
 
 def _take(host: Host, folds: list[Fold]) -> None:
-    """Take norms into a layer's parameters: computed in float64, rounded once."""
+    """Change a layer's parameters: computed in float64, rounded once."""
     product, weight = host.products[0], host.weight.detach().to(torch.float64, copy=True)
     own = product.by_channels(weight)  # (groups, outputs, inputs, ...), in the same memory
     bias = weight.new_zeros(own.shape[0] * own.shape[1]) if host.bias is None else host.bias.detach().double()
@@ -37,7 +36,7 @@ def _take(host: Host, folds: list[Fold]) -> None:
             per_channel(values, fold.channels[host], otherwise, weight.device)
             for values, otherwise in ((fold.map.scale, 1.0), (fold.map.shift, 0.0))
         )
-        if fold.after:
+        if fold.hosts_are == "before":
             bias = bias * scale + shift
             own *= scale.reshape(product.groups, -1, 1, *rest)
         else:
@@ -51,7 +50,7 @@ def _write(host: Host, weight: Tensor, bias: Tensor) -> None:
     old = host.weight
     kind = old.dtype if host.bias is None else host.bias.dtype
     if not (weight.to(old.dtype).isfinite().all() and bias.to(kind).isfinite().all()):
-        raise Obstacle(f"the parameters of {host.name} would not be finite in {old.dtype}")
+        raise Skip(f"the parameters of {host.name} would not be finite in {old.dtype}")
     old.copy_(weight)
     if host.bias is not None:
         host.bias.copy_(bias)

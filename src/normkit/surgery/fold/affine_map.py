@@ -1,4 +1,4 @@
-"""A norm as the affine map that it is in evaluation, and what is left of it when another layer does that."""
+"""A norm as the affine map that it is in evaluation, and what remains of it when another layer takes that over."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from normkit.batches import in_evaluation
 from normkit.layers.norm_layer import NormLayer
 from normkit.moments import Moments
 from normkit.spec import NormSpec
-from normkit.surgery.fold.routes import Obstacle
 from normkit.surgery.norms import Norm, stored_moments
-from normkit.surgery.parity import difference
-
-PER_CHANNEL = frozenset(["batch", "renorm", "accumulated", "moving", "instance"])  # if they store statistics
+from normkit.surgery.operation import Skip
+from normkit.surgery.parity import ROUNDING, difference
 
 
 class FoldedNorm(nn.Identity):
-    """What is left of a norm whose scale and shift another layer took: activation(x + residual).
+    """What remains of a norm whose scale and shift another layer took over: activation(x + residual).
 
     Args:
         activation: one of normkit's names.
-        layers: what the norm had inside to follow its affine map, by the names it had.
-        dense: whether to put the values in memory in the order of the dimensions, as the norm did.
+        layers: the children of the norm that follow its affine map, by name.
+        dense: whether to return a contiguous tensor, as the norm did.
     """
 
     def __init__(
@@ -39,7 +37,7 @@ class FoldedNorm(nn.Identity):
             self.add_module(name, layer)
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Return the input, with what followed the norm; a mask has nothing to say in evaluation."""
+        """Return the input, with what followed the norm; a mask has no effect in evaluation."""
         y = input.contiguous() if self.dense else input
         y = y if residual is None else y + residual
         if self.activation is not None:
@@ -49,12 +47,12 @@ class FoldedNorm(nn.Identity):
         return y
 
     def extra_repr(self) -> str:
-        """What it does, if anything."""
+        """The activation, if there is one."""
         return f"activation={self.activation}" if self.activation else ""
 
 
 class AffineMap(NamedTuple):
-    """y = x * scale + shift for each channel, in float64; then what follows inside the same module."""
+    """y = x * scale + shift for each channel, in float64, and what follows inside the same module."""
 
     scale: Tensor
     shift: Tensor
@@ -67,44 +65,44 @@ class AffineMap(NamedTuple):
         return self.activation is None and not self.layers
 
     def remains(self, layer: nn.Module, dense: bool) -> nn.Module:
-        """What the norm becomes."""
+        """The module that the norm becomes."""
         if self.is_bare and not dense and not isinstance(layer, NormLayer):
             return nn.Identity()
         return FoldedNorm(self.activation, self.layers, dense=dense)
 
 
 def affine_map(norm: Norm, example: Tensor) -> AffineMap:
-    """What a norm layer computes in evaluation, if it is that; tried on random values in the shape of the example."""
+    """The affine map of a norm layer in evaluation; skip if a trial on random values shows that it does more."""
     layer, spec = norm.layer, norm.spec
     moments, eps = _moments(layer, spec), spec.eps
     if moments is None or eps is None:
-        raise Obstacle("it does not have one mean and variance for each channel, or does not say its eps")
+        raise Skip("it does not have one mean and variance for each channel, or does not say its eps")
     wide = Moments(moments.mean.double(), moments.var.double(), 0)
     weight, bias = (_wide(getattr(layer, name, None)) for name in ("weight", "bias"))
     scale, shift = scale_shift(wide, weight, bias, eps)
     if not (scale.isfinite().all() and shift.isfinite().all()):
-        raise Obstacle("its statistics or its affine parameters are not finite")
+        raise Skip("its statistics or its affine parameters are not finite")
     for activation, layers in _followers(layer, spec):
         found = AffineMap(scale, shift, activation, layers)
         if _computes(norm, found, wide, eps, example):
             return found
-    raise Obstacle(f"{type(layer).__name__} does more than its stored affine map")
+    raise Skip(f"{type(layer).__name__} does more than its stored affine map")
 
 
 def channel_dim(norm: Norm, input: Tensor) -> int:
-    """The dimension of a norm's input that has the channels."""
+    """The channel dimension of a norm's input."""
     alone = norm.spec.kind == "instance" and input.dim() == norm.layer._get_no_batch_dim()  # type: ignore[operator]
     return 0 if alone else 1
 
 
-def check_kind(norm: Norm) -> None:
-    """Refuse a norm that in evaluation is no affine map with stored statistics."""
-    if norm.spec.kind not in PER_CHANNEL or norm.spec.uses == "batch":
-        raise Obstacle(f"in evaluation {type(norm.layer).__name__} is not one scale and shift for each channel")
+def must_be_affine(norm: Norm) -> None:
+    """Skip a norm that in evaluation is not an affine map with stored statistics."""
+    if not norm.spec.can_fold or norm.spec.uses == "batch":
+        raise Skip(f"in evaluation {type(norm.layer).__name__} is not one scale and shift for each channel")
 
 
 def _moments(layer: nn.Module, spec: NormSpec) -> Moments | None:
-    if spec.kind == "moving":  # it does not centre
+    if not spec.subtracts_mean:
         var = layer.running_var
         return Moments(torch.zeros_like(var), var, 0) if isinstance(var, Tensor) else None
     return stored_moments(layer)
@@ -115,7 +113,7 @@ def _wide(tensor: Tensor | None) -> Tensor | None:
 
 
 def _followers(layer: nn.Module, spec: NormSpec) -> list[tuple[str | None, dict[str, nn.Module]]]:
-    """What may follow inside the module, the likeliest first: its own word, its children, nothing."""
+    """What may follow inside the module, the likeliest first: its `activation`, its children, nothing."""
     own = getattr(layer, "activation", None)
     named = own if isinstance(own, str) and own in ACTIVATIONS else None
     children = {name: child for name, child in layer.named_children() if name != "parametrizations"}
@@ -124,7 +122,7 @@ def _followers(layer: nn.Module, spec: NormSpec) -> list[tuple[str | None, dict[
 
 
 def _computes(norm: Norm, found: AffineMap, moments: Moments, eps: float, example: Tensor) -> bool:
-    """Whether the layer gives what the map does, on values that reach well to both sides of their mean."""
+    """Whether the layer computes what the map does, on values well to both sides of their mean."""
     x, shape = _probe(norm, moments, eps, example)
     scaled = x.double() * found.scale.reshape(shape)
     linear = (scaled + found.shift.reshape(shape)).to(x.dtype)
@@ -132,17 +130,17 @@ def _computes(norm: Norm, found: AffineMap, moments: Moments, eps: float, exampl
         expected = FoldedNorm(found.activation, found.layers)(linear)
         try:
             actual = norm.layer.forward(x)
-        except Exception:  # somebody's own signature
+        except Exception:  # a foreign layer with another signature
             return False
     if not isinstance(actual, Tensor) or actual.shape != expected.shape or actual.dtype != x.dtype:
         return False
     gap, _ = difference(expected, actual)
     size = max(scaled.abs().max().item(), expected.abs().max().item())
-    return bool(gap <= 64 * torch.finfo(x.dtype).eps * size)
+    return bool(gap <= ROUNDING * torch.finfo(x.dtype).eps * size)
 
 
 def _probe(norm: Norm, moments: Moments, eps: float, example: Tensor) -> tuple[Tensor, list[int]]:
-    """Random values as the norm expects them, enough of each channel, and how to view what there is one of for each."""
+    """Random values with the norm's own mean and variance in each channel, and the shape of one value per channel."""
     dim = channel_dim(norm, example)
     shape = [1 if d != dim else -1 for d in range(example.dim())]
     sizes = [n if d == dim else 32 if d < dim else min(n, 2) for d, n in enumerate(example.shape)]

@@ -1,10 +1,10 @@
-"""What a model really does on an example: every operator it calls, on what, seen while it runs eagerly."""
+"""What a model does on an example: every operator that it calls, with its tensors, recorded in one eager run."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,18 +15,19 @@ from normkit.batches import Forward, in_evaluation, tensors_in
 from normkit.kernels import select
 from normkit.named_layers import named_layers
 from normkit.snapshot import untouched
+from normkit.surgery.hooks import AfterForward, BeforeForward, hooked
 from normkit.surgery.parity import run_example
 
 
 class Event:
-    """A call of an operator, or of a whole norm layer, whose inside does not matter.
+    """A call of an operator, or of a whole norm layer, whose operators are not recorded.
 
     Attributes:
         index: its place in the order of events.
         func: the operator; None for a norm layer.
         norm: the norm layer's name; None for an operator.
         where: name of the innermost layer that was running.
-        outputs: the tensors that came out. They and the arguments are kept, so that no two tensors share an identity.
+        outputs: the tensors it returned. They and the arguments are kept alive, so that no two tensors have one id.
     """
 
     def __init__(
@@ -57,17 +58,17 @@ class Event:
 
 
 class Flow:
-    """The events of one forward, and who makes and reads which tensor.
+    """The events of one forward, and which of them make and read which tensors.
 
-    Reading is a matter of memory and not of tensors: a view of an output, or what `.data` gives, is that output.
+    Readers are found by memory: reading a view of an output, or its `.data`, is reading that output.
 
     Attributes:
         events: in their order.
-        results: copies of what came out of each call of a layer, for norms and layers that call operators themselves.
-        outputs: copies of the model's own.
+        results: copies of the outputs of each call of a layer, for norms and layers that call operators themselves.
+        outputs: copies of the model's outputs.
         given_by: the layers whose output is in a memory.
-        given_out: the memories of the model's own output.
-        kept: memories that layers had hold of when all was done.
+        given_out: the memories of the model's output.
+        kept: memories of tensors that are attributes of layers after the run, and the layers' names.
     """
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class Flow:
         self._readers: dict[int, list[Event]] = defaultdict(list)
 
     def add(self, event: Event) -> None:
-        """Note the next event."""
+        """Append the next event."""
         event.index = len(self.events)
         self.events.append(event)
         for memory in {memory_of(tensor) for tensor in event.inputs}:
@@ -92,11 +93,11 @@ class Flow:
                 self._makers.setdefault(id(tensor), event)
 
     def maker(self, tensor: Tensor) -> Event | None:
-        """The event that a tensor came out of; None for inputs, parameters and what other means have made."""
+        """The event that returned a tensor; None for inputs, parameters and tensors made in other ways."""
         return self._makers.get(id(tensor))
 
     def readers(self, tensor: Tensor) -> list[Event]:
-        """The events that got this tensor, or anything else in its memory."""
+        """The events that had this tensor, or another in its memory, as an argument."""
         return self._readers.get(memory_of(tensor), [])
 
     def calls(self, norm: str) -> list[Event]:
@@ -105,24 +106,24 @@ class Flow:
 
 
 def memory_of(tensor: Tensor) -> int:
-    """What is the same for all tensors that see the same memory."""
+    """A number that is the same for all tensors of one storage."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # a layout without a storage: sparse, mkldnn
         return id(tensor)
 
 
-def watch(model: nn.Module, norms: Mapping[str, nn.Module], example: Any, forward: Forward | None = None) -> Flow:
+def record(model: nn.Module, norms: Mapping[str, nn.Module], example: Any, forward: Forward | None = None) -> Flow:
     """Run a model on an example, in evaluation, and return what it did. The model is left as it was.
 
-    A call of one of `norms` is one event. Of every layer that calls an operator itself, `results` has a copy of what
-    came out of each of its calls.
+    A call of one of `norms` is one event. For every layer that calls an operator itself, `results` has a copy of the
+    output of each of its calls.
     """
-    watching = _Watching()
-    with untouched(model), in_evaluation(model), watching.layers(model, norms), select.backend("reference"), watching:
+    recorder = _Recorder()
+    with untouched(model), in_evaluation(model), recorder.layers(model, norms), select.backend("reference"), recorder:
         outputs = run_example(model, example, forward)
-        watching.finish(model, outputs)
-    return watching.flow
+        recorder.finish(model, outputs)
+    return recorder.flow
 
 
 class _Running:
@@ -132,64 +133,65 @@ class _Running:
         self.name, self.calls_operators = name, False
 
 
-class _Watching(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.flow = Flow()
         self._running = [_Running("")]
-        self._in_norm = 0
+        self._norms_running = 0
+        self._is_muted = False
+
+    @property
+    def _is_recording(self) -> bool:
+        """Not inside a norm, which is one event, and not while the recorder makes copies for itself."""
+        return not self._norms_running and not self._is_muted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.is_inference_mode_enabled():  # where composite operators come here before they are taken apart
+        if torch.is_inference_mode_enabled():  # where composite operators arrive before they are decomposed
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
         outputs = func(*args, **kwargs)
-        if not self._in_norm:
+        if self._is_recording:
             self._running[-1].calls_operators = True
             self.flow.add(Event(func, args, kwargs, outputs, self._running[-1].name))
         return outputs
 
-    @contextmanager
-    def layers(self, model: nn.Module, norms: Mapping[str, nn.Module]) -> Iterator[None]:
-        """Follow which layer is running."""
-        handles = []
-        for name, layer in named_layers(model):
-            enter, leave = self._norm(name) if name in norms else self._layer(name)
-            handles.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
-            handles.append(layer.register_forward_hook(leave, with_kwargs=True, always_call=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    def layers(self, model: nn.Module, norms: Mapping[str, nn.Module]) -> AbstractContextManager[None]:
+        """Keep track of which layer is running."""
+        pairs = [
+            (layer, self._norm_hooks(name) if name in norms else self._layer_hooks(name))
+            for name, layer in named_layers(model)
+        ]
+        before = [(layer, enter) for layer, (enter, _) in pairs]
+        return hooked(before=before, after=[(layer, leave) for layer, (_, leave) in pairs], always=True)
 
-    def _layer(self, name: str) -> tuple[Any, Any]:
+    def _layer_hooks(self, name: str) -> tuple[BeforeForward, AfterForward]:
         def enter(layer: nn.Module, args: Any, kwargs: Any) -> None:
             self._running.append(_Running(name))
 
         def leave(layer: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
             calls_operators = self._running.pop().calls_operators
-            if not self._in_norm:
-                self._note(name, outputs, calls_operators)
+            if self._is_recording:
+                self._add_result(name, outputs, calls_operators)
 
         return enter, leave
 
-    def _norm(self, name: str) -> tuple[Any, Any]:
+    def _norm_hooks(self, name: str) -> tuple[BeforeForward, AfterForward]:
         def enter(layer: nn.Module, args: Any, kwargs: Any) -> None:
-            self._in_norm += 1
+            self._norms_running += 1
 
         def leave(layer: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-            self._in_norm -= 1
-            if not self._in_norm:
+            self._norms_running -= 1
+            if self._is_recording:
                 self.flow.add(Event(None, args, kwargs, outputs, self._running[-1].name, name))
-                self._note(name, outputs, True)
+                self._add_result(name, outputs, True)
 
         return enter, leave
 
-    def _note(self, name: str, outputs: Any, copied: bool) -> None:
+    def _add_result(self, name: str, outputs: Any, copied: bool) -> None:
         tensors = tensors_in(outputs)
         for tensor in tensors:
             self.flow.given_by[memory_of(tensor)].add(name)
@@ -197,14 +199,15 @@ class _Watching(TorchDispatchMode):
             self.flow.results[name].append(self._copies(tensors))
 
     def _copies(self, tensors: list[Tensor]) -> list[Tensor]:
-        """What nobody will write over."""
-        self._in_norm += 1  # no part of the model
-        copies = [tensor.detach().clone() for tensor in tensors]
-        self._in_norm -= 1
-        return copies
+        """Copies, which later operators do not write to; making them is not an event."""
+        self._is_muted = True
+        try:
+            return [tensor.detach().clone() for tensor in tensors]
+        finally:
+            self._is_muted = False
 
     def finish(self, model: nn.Module, outputs: Any) -> None:
-        """Note what has come out, and what has stayed inside."""
+        """Record the model's outputs, and the tensors that its layers have kept."""
         found = outputs_of(outputs)
         self.flow.outputs = self._copies(found)
         self.flow.given_out = {memory_of(tensor) for tensor in found}
@@ -214,5 +217,5 @@ class _Watching(TorchDispatchMode):
 
 
 def outputs_of(outputs: Any) -> list[Tensor]:
-    """The tensors of a model's output, also of an object that only has attributes."""
+    """The tensors of a model's output, also where they are attributes of an object."""
     return tensors_in(outputs) or tensors_in(getattr(outputs, "__dict__", None))

@@ -1,4 +1,4 @@
-"""The layers that can take a norm in: those whose operator multiplies its input with a parameter."""
+"""The layers that norms can be folded into: those whose operator multiplies its input by a parameter."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normkit.named_layers import named_layers
+from normkit.named_layers import display_name, named_layers
 from normkit.surgery.fold.dataflow import Event, Flow, memory_of
 from normkit.surgery.fold.operators import COPIES, VIEWS
-from normkit.surgery.fold.routes import Obstacle
+from normkit.surgery.operation import Skip
 
 
 @dataclass(eq=False)
@@ -20,9 +20,9 @@ class Product:
     """One convolution or matrix product with a parameter.
 
     Attributes:
-        events: the operator, and those that bring weight and bias to it.
-        dim: the dimension of input and output that has the channels.
-        views: what leads from the parameter to the operator's own weight.
+        events: the operator, and those that lead from the parameters to it.
+        dim: the channel dimension of input and output.
+        views: the events that lead from the parameter to the operator's weight.
     """
 
     call: Event
@@ -41,11 +41,11 @@ class Product:
 
     @property
     def groups(self) -> int:
-        """Groups of channels that do not meet."""
+        """The number of groups of channels."""
         return int(self.geometry[5]) if self.geometry else 1
 
     def operand(self, weight: Tensor) -> Tensor:
-        """What the operator would get of another tensor in the parameter's place: a view of it."""
+        """What the operator would get if another tensor were in the parameter's place: a view of that tensor."""
         for event in self.views:
             if event.operator not in COPIES:
                 view: Tensor = event.func(weight, *event.args[1:], **event.kwargs)
@@ -53,7 +53,7 @@ class Product:
         return weight
 
     def by_channels(self, weight: Tensor) -> Tensor:
-        """The same tensor as (groups, outputs of a group, inputs of a group, ...): a view of it."""
+        """A view of the weight as (groups, outputs of a group, inputs of a group, ...)."""
         operand = self.operand(weight)
         if not self.geometry:
             return (operand[0] if operand.dim() == 3 else operand).t().unsqueeze(0)
@@ -61,10 +61,10 @@ class Product:
         return grouped.transpose(1, 2) if self.geometry[3] else grouped
 
     def constant_output(self, weight: Tensor, constant: Tensor) -> Tensor:
-        """What comes out per channel, without the bias, when the input is constant in each of its channels.
+        """The output per channel, without the bias, for an input that is constant in each of its channels.
 
-        Computed on a map that is large enough to have a middle, whatever the example's size: what comes out must be
-        constant at its borders too.
+        Computed on a map that is large enough to have a middle, whatever the example's size; skips a convolution whose
+        output is not the same at the borders.
         """
         if not self.geometry:
             return (self.by_channels(weight)[0] * constant).sum(1)
@@ -76,12 +76,12 @@ class Product:
         out: Tensor = torch.ops.aten.convolution.default(map_, operand, None, *self.geometry).flatten(2)[0]
         scale = torch.ops.aten.convolution.default(map_.abs(), operand.abs(), None, *self.geometry).max()
         if (out.amax(1) - out.amin(1)).max() > 1e-12 * scale:
-            raise Obstacle("zeros at the borders would get its shift too")
+            raise Skip("zeros at the borders would get its shift too")
         return out[:, out.shape[1] // 2]
 
 
 class Owner(NamedTuple):
-    """A layer that has a parameter, and what it calls it."""
+    """A layer that has a parameter, and under which name."""
 
     name: str
     module: nn.Module
@@ -91,7 +91,7 @@ class Owner(NamedTuple):
 
 @dataclass(eq=False)
 class Host:
-    """A layer that norms can be folded into: its parameters, and every product they are in."""
+    """A layer that norms can be folded into, and every product that its parameters are in."""
 
     owner: Owner
     products: list[Product] = field(default_factory=list)
@@ -99,27 +99,27 @@ class Host:
 
     @property
     def name(self) -> str:
-        """The layer's name, as people should read it."""
-        return self.owner.name or "the model itself"
+        """The layer's name in messages."""
+        return display_name(self.owner.name)
 
     @property
     def weight(self) -> nn.Parameter:
-        """What its input is multiplied with."""
+        """The parameter that its input is multiplied by."""
         return self.products[0].weight
 
     @property
     def bias(self) -> nn.Parameter | None:
-        """What is added, if anything."""
+        """The parameter that is added, if any."""
         return self.products[0].bias
 
     @property
     def bias_now(self) -> Tensor | None:
-        """Its bias after folding, which may have given it one."""
+        """Its bias after folding, which may have added one."""
         return self.bias if self.bias is not None else self.owner.module._parameters.get("bias")
 
     @property
     def dtypes(self) -> set[torch.dtype]:
-        """The types it is kept and computed in."""
+        """The types of its weight and of its outputs."""
         return {self.weight.dtype, *(product.output.dtype for product in self.products)}
 
     @property
@@ -129,7 +129,7 @@ class Host:
 
     @property
     def takes_bias(self) -> bool:
-        """Whether it has a bias, or a place for one that its class left empty."""
+        """Whether it has a bias, or an empty place for one."""
         own = self.owner.module._parameters
         return self.bias is not None or (self.owner.attribute == "weight" and "bias" in own and own["bias"] is None)
 
@@ -200,7 +200,7 @@ def _views_of_parameter(flow: Flow, tensor: Tensor, owners: Owners) -> list[Even
 
 
 def _find_added_bias(flow: Flow, product: Product, owners: Owners) -> None:
-    """A linear layer on a tensor with gaps multiplies first, and then adds its bias to a view of what came out."""
+    """Find the bias of a linear layer on a non-contiguous tensor, which is added to a view of the product."""
     output, readers = product.output, flow.readers(product.output)
     if product.bias is not None or product.geometry or not readers:
         return
@@ -220,7 +220,7 @@ def _is_bias(event: Event, owners: Owners) -> bool:
 
 
 def _obstacle(flow: Flow, host: Host, owners: Owners) -> str | None:
-    """Why a layer cannot take a norm in, if it cannot."""
+    """Why no norm can be folded into a layer; None if one can."""
     first = host.products[0]
     weight = first.weight
     if not weight.is_floating_point() or weight.dtype.itemsize < 2:
@@ -228,7 +228,7 @@ def _obstacle(flow: Flow, host: Host, owners: Owners) -> str | None:
     try:
         ways = {(id(p.bias), str(p.geometry), p.dim, p.by_channels(weight).shape) for p in host.products}
         direct = memory_of(first.by_channels(weight)) == memory_of(weight)
-    except RuntimeError:  # a view that only the copy allowed
+    except RuntimeError:  # a view that only a copy of the weight allows
         direct = False
     if not direct:
         return f"{host.name} rearranges its weight before it uses it"
@@ -252,7 +252,7 @@ def _shared(flow: Flow, host: Host, owners: Owners) -> str | None:
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have memory in common; parameters may lie side by side in one storage."""
+    """Whether two tensors share memory; several parameters may lie in one storage without doing so."""
     if memory_of(a) != memory_of(b):
         return False
     (first, last), (start, end) = _extent(a), _extent(b)

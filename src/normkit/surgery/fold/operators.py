@@ -1,6 +1,6 @@
 """The operators of torch that folding knows, by what they do to values."""
 
-# Operators that put values elsewhere and leave them as they are.
+# Operators that move values without changing them.
 MOVES = frozenset(
     {
         "_reshape_alias",
@@ -31,7 +31,7 @@ MOVES = frozenset(
         "view",
     }
 )
-# Operators that average values, with weights that sum to one: of a constant they make the same constant.
+# Operators that average values with weights that sum to one: a constant stays the same constant.
 AVERAGES = frozenset(
     {
         "_adaptive_avg_pool2d",
@@ -63,11 +63,11 @@ AVERAGES = frozenset(
 PADS = frozenset({"constant_pad_nd"})
 # Operators that make new memory, which may be filled later.
 MAKES = frozenset({"empty", "empty_strided", "new_empty", "new_zeros", "zeros"})
-# Operators that read of a tensor only what it looks like.
+# Operators that read only the shape and type of a tensor.
 LIKE = MAKES | frozenset(
     {"empty_like", "full_like", "new_full", "new_ones", "ones_like", "rand_like", "randn_like", "zeros_like"}
 )
-# Operators that multiply with a weight.
+# Operators that multiply by a weight.
 PRODUCTS = frozenset({"addmm", "bmm", "convolution", "mm"})
 # Operators whose output is a view of a weight, or a copy in another type or order.
 VIEWS = frozenset(
@@ -86,5 +86,5 @@ VIEWS = frozenset(
         "view",
     }
 )
-# Those of them that are no view, or that change nothing.
+# Those of them that are not views, or that change nothing.
 COPIES = frozenset({"_to_copy", "alias", "clone", "detach"})
