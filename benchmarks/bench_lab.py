@@ -18,7 +18,7 @@ from normkit.lab import data, models
 from normkit.lab.experiment import Trial
 from normkit.lab.experiments.inception import EXPERIMENT, RATE
 from normkit.lab.models.units import PointwiseConv2d
-from normkit.lab.trial import run_trial
+from normkit.lab.trial import RunOptions, run_trial
 
 ROUNDS = 9
 STEPS = 150  # of a turn
@@ -71,7 +71,7 @@ def in_the_lab(arm):
     trial = Trial("inception", arm, 0, "desk", "fashion-mini")
     with tempfile.TemporaryDirectory() as directory:
         try:
-            run_trial(Unmeasured(), trial, Path(directory), False, notify)
+            run_trial(Unmeasured(), trial, RunOptions(Path(directory)), notify)
         except StopIteration:
             return (times[-1] - times[WARM - 1]) / STEPS
 

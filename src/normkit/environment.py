@@ -1,4 +1,4 @@
-"""What this machine is and what runs on it: the facts that a figure means nothing without."""
+"""The machine and what runs on it: a measurement means little without these facts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def describe_environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return versions, hardware, the kernels in use, the optional extras, and what the allocator was told."""
+    """Return versions, hardware, the kernels in use, the optional extras, and the allocator's settings."""
     return {
         "normkit": metadata.version("normkit"),
         "python": platform.python_version(),
@@ -37,13 +38,13 @@ def describe_environment(environ: Mapping[str, str] = os.environ) -> dict[str, A
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the processor's name as Linux tells it, or the best that Python knows."""
-    told = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
-    return told[1] if told else platform.processor() or platform.machine()
+    """Return the processor's name as Linux reports it, or else as Python does."""
+    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def count_cores() -> int:
-    """Return how many cores this process may run on, which a container can make fewer than there are."""
+    """Return the number of cores this process may use, which a container can limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -57,6 +58,7 @@ def installed_extras(requirements: list[str] | None = None) -> dict[str, dict[st
     return extras
 
 
+@cache  # reading metadata takes milliseconds, and every record has an environment
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -65,6 +67,6 @@ def _version(package: str) -> str | None:
 
 
 def _chosen(setting: str) -> str:
-    """Of "always [madvise] never", the word in brackets."""
+    """Return the word in brackets: "madvise" of "always [madvise] never"."""
     found = re.search(r"\[(\w+)\]", setting)
     return found[1] if found else setting.strip()

@@ -75,9 +75,9 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        (["get", "mnits"], ["normkit: A data set needs", "got 'mnits'", "Did you mean 'mnist'?"]),
+        (["get", "mnits"], ["normkit: A data set needs", "got 'mnits'", 'Did you mean "mnist"?']),
         (["get", "mnist", "--source", "nowhere"], ["local, debian, web, npm", "got 'nowhere'"]),
-        (["get", "mnist", "--source", "local"], ["mnist could not be got", "has nothing of it", "--source"]),
+        (["get", "mnist", "--source", "local"], ["mnist could not be fetched", "has nothing of it", "--source"]),
         (["get", "mnist", "--source", "debian"], ["needs a source of local, web, npm"]),
         (["get"], ["Missing argument"]),
         (["list", "--format", "xml"], ["xml", "json"]),

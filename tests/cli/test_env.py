@@ -1,4 +1,7 @@
 import json
+import subprocess
+import sys
+from importlib import metadata
 
 import pytest
 import torch
@@ -51,3 +54,22 @@ def test_an_unknown_format_cannot_run(capsys):
     assert (code, out) == (2, "")
     assert "xml" in err
     assert "json" in err
+
+
+def test_columns_are_kept_apart(capsys, monkeypatch):
+    monkeypatch.setattr("normkit.environment.installed_extras", lambda: {"a-very-long-name-of-an-extra": {}, "b": {}})
+    _, out, _ = run(capsys, "env")
+    assert "extra 'a-very-long-name-of-an-extra'  present" in out.splitlines()
+    assert len({line.index("present") for line in out.splitlines() if "present" in line}) == 1
+
+
+def test_the_version(capsys):
+    assert run(capsys, "--version") == (0, f"normkit {metadata.version('normkit')}\n", "")
+
+
+def test_it_runs_where_there_is_no_fcntl():
+    """As on Windows, whose Python has no such module."""
+    code = "import sys; sys.modules['fcntl'] = None; from normkit.cli.app import main; main(['env'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert torch.__version__ in done.stdout

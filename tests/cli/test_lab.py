@@ -1,4 +1,4 @@
-"""`normkit lab`: runs end in a report, and what cannot run is said with exit code 2."""
+"""`normkit lab`: runs end in a report, and a command that cannot run says why and exits with 2."""
 
 import contextlib
 import json
@@ -11,15 +11,20 @@ import time
 
 import pytest
 
+from normkit.cli.app import main
 from normkit.lab.experiments import NAMES
-from normkit.lab.record import read_run, without_times
+from normkit.lab.record import RecordWriter, read_run, without_times
 
 LAB = [sys.executable, "-c", "if __name__ == '__main__': from normkit.cli.app import main; main()", "lab"]
-QUICK = ["run", "sigmoid-mlp", "--scale", "quick", "--seeds", "3"]
+QUICK = ["run", "sigmoid-mlp", "--scale", "quick", "--jobs", "1"]
+LONG = ["run", "sigmoid-mlp", "--jobs", "2"]  # far longer than a test waits
+PATIENCE = 120.0  # seconds for what takes a few on an idle machine
 
 
-def lab(*arguments, **options):
-    return subprocess.run([*LAB, *map(str, arguments)], capture_output=True, text=True, check=False, **options)
+def lab(capsys, *arguments):
+    with pytest.raises(SystemExit) as exit:
+        main(["lab", *map(str, arguments)])
+    return exit.value.code, *capsys.readouterr()
 
 
 def measured(directory):
@@ -29,134 +34,183 @@ def measured(directory):
     }
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("lab") / "run"
-    return directory, lab(*QUICK, "--out", directory, "--jobs", 1)
-
-
-def test_a_run_ends_with_findings_and_a_report(unbroken):
-    directory, done = unbroken
-    assert done.returncode == 0, done.stderr
-    assert "The report:" in done.stdout
-    assert "BN is ahead at" in done.stdout
-    assert "sigmoid-mlp.bn.1: ended" in done.stderr
-    assert (directory / "report.html").stat().st_size > 100_000
-    assert set(measured(directory)) == {(arm, seed) for arm in ("plain", "bn") for seed in range(3)}
-
-
-def test_a_report_is_written_again(unbroken):
-    directory, _ = unbroken
-    (directory / "report.html").unlink()
-    done = lab("report", directory, "--format", "json")
-    assert done.returncode == 0, done.stderr
-    first, last = json.loads(done.stdout)
-    assert first["experiment"] == "sigmoid-mlp"
-    assert first["outcome"] in ("supported", "contradicted", "unclear")
-    assert last["report"] == str(directory / "report.html")
+def records(directory):
+    return sorted((directory / "records").glob("*.jsonl"))
 
 
 def lines(directory):
     """All that is in the records, but for times."""
-    found = sorted((directory / "records").glob("*.jsonl"))
-    return {path.name: [without_times(json.loads(line)) for line in path.read_text().splitlines()] for path in found}
+    return {
+        path.name: [without_times(json.loads(line)) for line in path.read_text().splitlines()]
+        for path in records(directory)
+    }
 
 
 def written(directory):
-    return sum(path.stat().st_size for path in (directory / "records").glob("*.jsonl"))
+    return sum(path.stat().st_size for path in records(directory))
 
 
-def test_killed_ten_times_a_run_ends_with_the_unbroken_records(unbroken, tmp_path):
-    directory = tmp_path / "killed"
-    for kill in range(10):
-        resume = ["--resume"] if kill else []
-        command = [*LAB, *QUICK, "--out", str(directory), *resume]
-        process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        before, deadline = written(directory), time.monotonic() + 60
-        while written(directory) == before and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(random.uniform(0.0, 0.1))  # some of them between two lines, some while one is written
-        assert process.poll() is None, "it ended before it could be killed for the tenth time"
-        os.killpg(process.pid, signal.SIGKILL)
+@contextlib.contextmanager
+def started(*arguments, **options):
+    """The command in a process group of its own, of which nothing is left."""
+    process = subprocess.Popen([*LAB, *map(str, arguments)], start_new_session=True, **options)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    done = lab(*QUICK, "--out", directory, "--resume")
-    assert done.returncode == 0, done.stderr
-    assert lines(directory) == lines(unbroken[0])
 
 
+def wait_until(is_so, process):
+    """Wait for something that a running process does."""
+    deadline = time.monotonic() + PATIENCE
+    while not is_so():
+        assert process.poll() is None, f"the process ended with {process.returncode}"
+        assert time.monotonic() < deadline, f"nothing happened within {PATIENCE:.0f} s"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("lab") / "run"
+    run_to_its_end(*QUICK, "--out", directory)
+    return directory
+
+
+def run_to_its_end(*arguments):
+    with pytest.raises(SystemExit) as exit:
+        main(["lab", *map(str, arguments)])
+    assert exit.value.code == 0
+
+
+def test_a_run_ends_with_findings_and_a_report(capsys, tmp_path):
+    directory = tmp_path / "run"
+    code, out, err = lab(capsys, *QUICK, "--out", directory)
+    assert code == 0
+    assert "The report:" in out
+    assert "BN is ahead at" in out
+    assert "sigmoid-mlp.bn.0: ended" in err
+    assert (directory / "report.html").stat().st_size > 100_000
+    assert set(measured(directory)) == {("plain", 0), ("bn", 0)}
+
+
+def test_a_report_is_written_again(unbroken, capsys):
+    (unbroken / "report.html").unlink()
+    code, out, _ = lab(capsys, "report", unbroken, "--format", "json")
+    assert code == 0
+    first, last = json.loads(out)
+    assert first["experiment"] == "sigmoid-mlp"
+    assert first["outcome"] in ("supported", "contradicted", "unclear")
+    assert last["report"] == str(unbroken / "report.html")
+    assert (unbroken / "report.html").exists()
+
+
+def test_killed_twice_a_run_ends_with_the_unbroken_records(unbroken, tmp_path):
+    run_and_kill(QUICK, tmp_path, kills=2)
+    assert lines(tmp_path) == lines(unbroken)
+
+
+@pytest.mark.deep
+def test_killed_ten_times_a_run_with_workers_ends_with_the_unbroken_records(tmp_path):
+    arguments = ["run", "sigmoid-mlp", "--scale", "quick", "--seeds", "3"]
+    run_to_its_end(*arguments, "--out", tmp_path / "unbroken", "--jobs", 1)
+    run_and_kill(arguments, tmp_path / "killed", kills=10)
+    assert lines(tmp_path / "killed") == lines(tmp_path / "unbroken")
+
+
+def run_and_kill(arguments, directory, kills):
+    """Kill a run several times soon after it has written a line, then let it end."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    for kill in range(kills):
+        resume = ["--resume"] if kill else []
+        with started(*arguments, "--out", directory, *resume, **quiet) as process:
+            before = written(directory)
+            wait_until(lambda before=before: written(directory) != before, process)
+            time.sleep(random.uniform(0.0, 0.1))  # some kills fall between two lines, some while one is written
+            assert process.poll() is None, f"it ended before kill {kill + 1} of {kills}"
+    run_to_its_end(*arguments, "--out", directory, "--resume")
+
+
+@pytest.mark.deep
 def test_workers_do_not_outlive_a_killed_run(tmp_path):
     directory = tmp_path / "orphans"
-    command = [*LAB, "run", "sigmoid-mlp", "--out", str(directory), "--jobs", "2"]  # far longer than the test waits
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 60
-        while len(list((directory / "records").glob("*.jsonl"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with started(*LONG, "--out", directory, **quiet) as process:
+        wait_until(lambda: len(records(directory)) == 2, process)
         process.kill()  # it alone
         process.wait()
         time.sleep(1.0)
         before = written(directory)
         time.sleep(1.5)
         assert written(directory) == before > 0
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def heed_ctrl_c():
-    """What a shell starts in the background is told to ignore it."""
+    """A shell makes what it starts in the background ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path):
+@pytest.mark.deep
+def test_ctrl_c_in_a_terminal_says_how_to_resume(tmp_path):
     directory = tmp_path / "stopped"
-    command = [*LAB, "run", "sigmoid-mlp", "--out", str(directory), "--jobs", "1"]  # far longer than the test waits
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c) as process:
-        try:
-            while not list((directory / "records").glob("*.jsonl")):
-                time.sleep(0.02)
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
-        finally:
-            process.kill()
+    options = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": heed_ctrl_c}
+    with started(*LONG, "--out", directory, **options) as process:
+        wait_until(lambda: len(records(directory)) == 2, process)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert f"normkit lab run sigmoid-mlp --out {directory} --resume" in said
+
+
+def test_ctrl_c_says_how_to_resume(tmp_path, capsys, monkeypatch):
+    directory = tmp_path / "stopped"
+    write = RecordWriter.write
+
+    def interrupted(self, line):
+        if "step" in line:
+            signal.raise_signal(signal.SIGINT)
+        return write(self, line)
+
+    monkeypatch.setattr(RecordWriter, "write", interrupted)
+    code, _, err = lab(capsys, *QUICK, "--out", directory)
+    assert code == 130
+    assert f"normkit lab run sigmoid-mlp --out {directory} --resume" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "sigmoid-mpl"], "Did you mean 'sigmoid-mlp'?"),
-        (["run", "sigmoid-mlp", "--scale", "desc"], "Did you mean 'desk'?"),
+        (["run", "sigmoid-mpl"], 'Did you mean "sigmoid-mlp"?'),
+        (["run", "sigmoid-mlp", "--scale", "desc"], 'Did you mean "desk"?'),
         (["run", "sigmoid-mlp", "--data", "fashion-mni"], "fashion-mini"),
         (["run", "sigmoid-mlp", "--seeds", "0"], "--seeds"),
         (["run", "sigmoid-mlp", "--out", "none", "--resume"], "holds no run that could be resumed"),
         (["report", "/nonexistent"], "holds no run"),
     ],
 )
-def test_what_cannot_run_is_said(arguments, message, tmp_path):
-    done = lab(*arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
+def test_what_cannot_run_is_said(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = lab(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_is_not_overwritten(unbroken):
-    directory, _ = unbroken
-    before = measured(directory)
-    done = lab(*QUICK, "--out", directory)
-    assert done.returncode == 2
-    assert "holds a run already" in done.stderr
-    assert measured(directory) == before
+def test_a_run_is_not_overwritten(unbroken, capsys):
+    before = measured(unbroken)
+    code, _, err = lab(capsys, *QUICK, "--out", unbroken)
+    assert code == 2
+    assert "holds a run already. Resume it (--resume), or choose another --out." in err
+    assert measured(unbroken) == before
 
 
-def test_another_run_is_not_gone_on_with(unbroken):
-    directory, _ = unbroken
-    done = lab("run", "sigmoid-mlp", "--seeds", 5, "--out", directory, "--resume")
-    assert done.returncode == 2
-    assert "has seeds 3: --resume goes on with just that run" in done.stderr
+def test_a_run_is_not_resumed_as_another(unbroken, capsys):
+    code, _, err = lab(capsys, *QUICK, "--data", "mnist", "--out", unbroken, "--resume")
+    assert code == 2
+    assert "has data None, and can only be resumed as it is" in err
 
 
-def test_the_experiments_are_listed():
-    done = lab("list", "--format", "json")
-    assert [row["name"] for row in json.loads(done.stdout)] == list(NAMES)
+def test_the_experiments_are_listed(capsys):
+    _, out, _ = lab(capsys, "list", "--format", "json")
+    assert [row["name"] for row in json.loads(out)] == list(NAMES)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from normkit.lab.record import RecordError, RecordWriter, read_trial, without_times
-from normkit.lab.trial import run_trial, trial_paths
+from normkit.lab.trial import RunOptions, run_trial, trial_paths
 from support.toy import Toy, trial_of
 
 LONG = 200  # steps: more than are taken between ten kills
@@ -26,7 +26,7 @@ def lines_of(path):
 
 
 def run_whole(trial, directory, steps=60):
-    run_trial(Toy(steps), trial, directory, False, quiet)
+    run_trial(Toy(steps), trial, RunOptions(directory), quiet)
     return lines_of(trial_paths(trial, directory)[0])
 
 
@@ -45,10 +45,10 @@ def test_the_callers_random_state_is_left_alone(tmp_path):
 
 
 def slow_run(directory, arm):
-    run_trial(Toy(LONG, pause=lambda: time.sleep(0.004)), trial_of(arm), directory, True, quiet)
+    run_trial(Toy(LONG, pause=lambda: time.sleep(0.004)), trial_of(arm), RunOptions(directory, resume=True), quiet)
 
 
-@pytest.mark.parametrize("arm", ["adam", "sgd"])
+@pytest.mark.parametrize("arm", ["adam", pytest.param("sgd", marks=pytest.mark.deep)])
 def test_killed_ten_times_it_ends_with_the_unbroken_record(arm, tmp_path):
     expected = run_whole(trial_of(arm), tmp_path / "unbroken", LONG)
     directory, record = tmp_path / "broken", trial_paths(trial_of(arm), tmp_path / "broken")[0]
@@ -61,7 +61,8 @@ def test_killed_ten_times_it_ends_with_the_unbroken_record(arm, tmp_path):
             if process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)
                 kills += 1
-        process.join()
+        process.join(60)
+        assert process.exitcode is not None, "it hangs"
     assert kills == 10
     assert lines_of(record) == expected
 
@@ -78,7 +79,7 @@ def test_an_ended_trial_is_left_alone(tmp_path):
     run_whole(trial, tmp_path)
     record = trial_paths(trial, tmp_path)[0]
     before = record.read_bytes()
-    run_trial(Toy(), trial, tmp_path, True, quiet)
+    run_trial(Toy(), trial, RunOptions(tmp_path, resume=True), quiet)
     assert record.read_bytes() == before
 
 
@@ -93,7 +94,7 @@ def test_chance_level_is_a_divergence(tmp_path):
     toy = Toy()
     training = toy.training
     toy.training = lambda trial: replace_chance(training(trial))
-    run_trial(toy, trial_of("sgd"), tmp_path, False, quiet)
+    run_trial(toy, trial_of("sgd"), RunOptions(tmp_path), quiet)
     end = read_trial(trial_paths(trial_of("sgd"), tmp_path)[0]).end
     assert (end["status"], "chance" in end["why"]) == ("diverged", True)
 
@@ -103,7 +104,7 @@ def replace_chance(training):
     return training
 
 
-def test_a_divergence_is_found_by_whoever_writes_the_last_line(tmp_path, monkeypatch):
+def test_a_divergence_is_found_by_a_resumed_run_that_writes_the_last_line(tmp_path, monkeypatch):
     toy, trial = Toy(), trial_of("sgd")
     training = toy.training
     toy.training = lambda trial: replace_chance(training(trial))
@@ -117,8 +118,8 @@ def test_a_divergence_is_found_by_whoever_writes_the_last_line(tmp_path, monkeyp
     with monkeypatch.context() as killed:
         killed.setattr(RecordWriter, "write", killed_before_the_end)
         with pytest.raises(KeyboardInterrupt):
-            run_trial(toy, trial, tmp_path, False, quiet)
-    run_trial(toy, trial, tmp_path, True, quiet)
+            run_trial(toy, trial, RunOptions(tmp_path), quiet)
+    run_trial(toy, trial, RunOptions(tmp_path, resume=True), quiet)
     assert read_trial(trial_paths(trial, tmp_path)[0]).end["status"] == "diverged"
 
 
@@ -126,10 +127,10 @@ def test_a_checkpoint_of_another_trial_is_refused(tmp_path):
     trial = trial_of("sgd")
     stopped = Toy(pause=stop_after(25))
     with pytest.raises(KeyboardInterrupt):
-        run_trial(stopped, trial, tmp_path, False, quiet)
+        run_trial(stopped, trial, RunOptions(tmp_path), quiet)
     other = trial._replace(arm=trial.arm._replace(settings={"rate": 0.2}))
     with pytest.raises(RecordError, match="another trial: its settings differ"):
-        run_trial(Toy(), other, tmp_path, True, quiet)
+        run_trial(Toy(), other, RunOptions(tmp_path, resume=True), quiet)
 
 
 def stop_after(steps):
@@ -142,17 +143,17 @@ def stop_after(steps):
     return pause
 
 
-def test_progress_is_told(tmp_path):
-    told = []
-    run_trial(Toy(), trial_of("sgd"), tmp_path, False, lambda *step: told.append(step))
-    assert [step for step, _, _ in told] == list(range(1, 61))
-    assert told[-1][2] > 0.34
+def test_progress_is_reported(tmp_path):
+    steps = []
+    run_trial(Toy(), trial_of("sgd"), RunOptions(tmp_path), lambda *step: steps.append(step))
+    assert [step for step, _, _ in steps] == list(range(1, 61))
+    assert steps[-1][2] > 0.34
 
 
 @pytest.mark.parametrize("steps", [0, 1, 9, 10, 11, 59])
-def test_stopped_after_so_many_steps_it_goes_on(steps, tmp_path):
+def test_stopped_after_any_step_it_is_resumed(steps, tmp_path):
     trial = trial_of("adam")
     with pytest.raises(KeyboardInterrupt):
-        run_trial(Toy(pause=stop_after(steps)), trial, tmp_path / "stopped", False, quiet)
-    run_trial(Toy(), trial, tmp_path / "stopped", True, quiet)
+        run_trial(Toy(pause=stop_after(steps)), trial, RunOptions(tmp_path / "stopped"), quiet)
+    run_trial(Toy(), trial, RunOptions(tmp_path / "stopped", resume=True), quiet)
     assert lines_of(trial_paths(trial, tmp_path / "stopped")[0]) == run_whole(trial, tmp_path / "whole")

@@ -57,3 +57,6 @@ class Toy(Experiment):
 def trial_of(arm, seed=0, steps=60):
     toy = Toy(steps)
     return Trial("toy", next(a for a in toy.arms("quick") if a.name == arm), seed, "quick", "none")
+
+
+EXPERIMENT = Toy()

@@ -44,7 +44,7 @@ class Case(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured of one case with so many threads, by contestant."""
+    """What was measured of one case with one number of threads, by contestant."""
 
     group: str
     name: str
@@ -56,7 +56,7 @@ class Result:
     multiples: dict[str, Spread] = field(default_factory=dict)  # seconds over the memory limit's
     bytes: dict[str, int] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)  # why a contestant could not run
-    neighbours: float | None = None  # cores that other processes kept busy meanwhile, if the system tells
+    neighbours: float | None = None  # cores that other processes kept busy meanwhile, if the system reports it
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain data."""

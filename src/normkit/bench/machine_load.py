@@ -1,4 +1,4 @@
-"""Who else was busy on this machine: with more threads than free cores, a run measures the scheduler."""
+"""The load by other processes: with more threads than free cores, a benchmark measures the scheduler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Neighbours:
         self._start = self._now()
 
     def busy_cores(self) -> float | None:
-        """Return their average number since the beginning; None where the system does not tell."""
+        """Return their average number since the beginning; None where the system does not report it."""
         if self._start is None or (now := self._now()) is None:
             return None
         seconds, busy, own = (after - before for before, after in zip(self._start, now, strict=True))
@@ -34,5 +34,5 @@ class Neighbours:
 
 
 def is_crowded(threads: int, busy_cores: float | None) -> bool:
-    """Whether so many threads had to share cores with others for a good part of the time."""
+    """Whether this number of threads had to share cores with other processes for a good part of the time."""
     return busy_cores is not None and threads + busy_cores > (os.cpu_count() or 1) + 0.25

@@ -21,7 +21,7 @@ from normkit.errors import NormkitError
 Allocator = Literal["keep", "default"]
 
 # malloc gives large blocks back to the system at once, and the next tensor's pages are mapped and zeroed anew: for some
-# megabytes that takes longer than the loops, whoever wrote them. In training the heap soon stays; so it does here.
+# megabytes that takes longer than the loops, ours or torch's. In training the heap soon stays; so it does here.
 ALLOCATORS: dict[Allocator, dict[str, str]] = {
     "keep": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**34)},
     "default": {},
@@ -46,7 +46,7 @@ class Plan:
 
     def environ(self) -> dict[str, str]:
         """The environment of the measuring processes."""
-        # A compiler that waits in processes of its own would be there in everybody's turn.
+        # A compiler that waits in processes of its own would disturb the turns of all contestants.
         return {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", **ALLOCATORS[self.allocator]}
 
 

@@ -16,7 +16,7 @@ Number = Callable[[Result], float | None]  # None where the contestant did not r
 
 
 @dataclass(frozen=True)
-class Figure:
+class SummaryFigure:
     """A number that some of the cases have, and for which of them."""
 
     name: str
@@ -90,51 +90,53 @@ _EASY_FOR_TORCH = _family(("GroupNorm(32)", "NCHW"), ("LayerNorm", "NC"))
 _OURS_LIMIT, _EAGER_LIMIT = multiple_of_limit(OURS), multiple_of_limit(EAGER)
 
 FIGURES = (
-    Figure("BN + ReLU training, NCHW fp32, over eager", _in("bn", layout="NCHW", dtype="float32"), over_eager),
-    Figure(
+    SummaryFigure("BN + ReLU training, NCHW fp32, over eager", _in("bn", layout="NCHW", dtype="float32"), over_eager),
+    SummaryFigure(
         "BN + ReLU training, channels_last fp32, over eager",
         _in("bn", layout="channels_last", dtype="float32"),
         over_eager,
     ),
-    Figure("BN + ReLU training, all cases, over eager", _in("bn"), over_eager),
-    Figure("BN + ReLU training, all cases, over the better torch.compile", _in("bn"), over_compile),
-    Figure("BN + ReLU evaluation, over eager", _in("bn-eval"), over_eager),
-    Figure(
+    SummaryFigure("BN + ReLU training, all cases, over eager", _in("bn"), over_eager),
+    SummaryFigure("BN + ReLU training, all cases, over the better torch.compile", _in("bn"), over_compile),
+    SummaryFigure("BN + ReLU evaluation, over eager", _in("bn-eval"), over_eager),
+    SummaryFigure(
         "evaluation, multiples of the limit, from 8 MB on", _large(_in("bn-eval")), _OURS_LIMIT, _EAGER_LIMIT, "less"
     ),
-    Figure(
+    SummaryFigure(
         "training, multiples of the limit, NCHW, from 8 MB on",
         _large(_in("bn", layout="NCHW")),
         _OURS_LIMIT,
         _EAGER_LIMIT,
         "less",
     ),
-    Figure(
+    SummaryFigure(
         "GroupNorm(32) channels_last and 2-D, InstanceNorm, RMSNorm 2-D, LayerNorm channels_last, over eager",
         _HARD_FOR_TORCH,
         over_eager,
     ),
-    Figure("GroupNorm(32) NCHW, LayerNorm 2-D, over eager", _EASY_FOR_TORCH, over_eager),
-    Figure("LayerNorm over (C, H, W), NCHW, over eager", _family(("LayerNorm", "NCHW")), over_eager),
-    Figure("a call on (32, 64), forward, over eager", _in("small", mode="forward"), over_eager),
-    Figure("a call on (32, 64), forward + backward, over eager", _in("small", mode="training"), over_eager),
-    Figure("shapes of networks, BN + ReLU training, over eager", _in("networks"), over_eager),
-    Figure("shapes nobody tuned on, over eager", _in("untuned"), over_eager),
-    Figure(
+    SummaryFigure("GroupNorm(32) NCHW, LayerNorm 2-D, over eager", _EASY_FOR_TORCH, over_eager),
+    SummaryFigure("LayerNorm over (C, H, W), NCHW, over eager", _family(("LayerNorm", "NCHW")), over_eager),
+    SummaryFigure("a call on (32, 64), forward, over eager", _in("small", mode="forward"), over_eager),
+    SummaryFigure("a call on (32, 64), forward + backward, over eager", _in("small", mode="training"), over_eager),
+    SummaryFigure("shapes of networks, BN + ReLU training, over eager", _in("networks"), over_eager),
+    SummaryFigure("shapes nobody tuned on, over eager", _in("untuned"), over_eager),
+    SummaryFigure(
         "bytes saved for backward over input bytes, BN + ReLU",
         lambda r: r.group == "memory" and "input_bytes" in r.facts,
         saved_over_input(OURS),
         saved_over_input(EAGER),
         "less",
     ),
-    Figure(
+    SummaryFigure(
         "peak memory of an Inception-like training step, leaky ReLU, in place, over eager",
         lambda r: r.group == "memory" and r.name.startswith("peak"),
         peak_over_eager,
         better="less",
     ),
-    Figure("ResNet-18 training step, over eager", lambda r: (r.group, r.name) == ("models", "ResNet-18"), over_eager),
-    Figure(
+    SummaryFigure(
+        "ResNet-18 training step, over eager", lambda r: (r.group, r.name) == ("models", "ResNet-18"), over_eager
+    ),
+    SummaryFigure(
         "Inception-like training step, over eager",
         lambda r: (r.group, r.name) == ("models", "Inception-like"),
         over_eager,
@@ -152,7 +154,7 @@ def summarize(results: Sequence[Result]) -> list[SummaryRow]:
     return [row for row in rows if row is not None]
 
 
-def _row(figure: Figure, threads: int, results: Iterable[Result]) -> SummaryRow | None:
+def _row(figure: SummaryFigure, threads: int, results: Iterable[Result]) -> SummaryRow | None:
     measured = [(value, r) for r in results if (value := figure.ours(r)) is not None]
     if not measured:
         return None

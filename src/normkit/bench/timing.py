@@ -30,25 +30,25 @@ def prepare(builders: Mapping[str, Callable[[], Step]]) -> tuple[dict[str, Step]
 
 def interleave(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
     """Return the seconds of one call of every step, for each round."""
-    # The second call of each is warm as well, and tells how many make a sample.
+    # The second call of each is warm as well; its time decides how many calls make a sample.
     repeats = {name: math.ceil(SAMPLE_SECONDS / sample(step, 1)) for name, step in steps.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     with _no_garbage_collection():
         for turn in range(rounds):
             for name in rotated(list(steps), turn):
-                steps[name]()  # what the one before left in the caches is nobody's merit and nobody's fault
+                steps[name]()  # the caches hold what the contestant before left in them
                 seconds[name].append(sample(steps[name], repeats[name]))
     return seconds
 
 
 def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """Return the names in order, from another one each turn: nobody is always first."""
+    """Return the names in order, starting with another one each turn."""
     start = turn % len(names) if names else 0
     return [*names[start:], *names[:start]]
 
 
 def sample(step: Step, repeats: int) -> float:
-    """Return the seconds of one call, over so many of them."""
+    """Return the seconds of one call, on average over `repeats`."""
     start = time.perf_counter()
     for _ in range(repeats):
         step()
@@ -57,7 +57,7 @@ def sample(step: Step, repeats: int) -> float:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Keep Python from collecting garbage in one contestant's turn that another left behind."""
+    """Keep Python from collecting garbage in one contestant's turn that another has left."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -21,6 +23,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"normkit {metadata.version('normkit')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _normkit(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Normalization for PyTorch that can be trusted."""
+
+
 app.command()(env)
 app.command()(bench)
 for verb in (fold, convert, freeze, recalibrate):
@@ -30,7 +49,7 @@ app.add_typer(data_app, name="data")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; what normkit raises on purpose is a message and not a traceback."""
+    """Run a command; an error that normkit raises on purpose is printed as a message, without a traceback."""
     try:
         app(arguments)
     except NormkitError as error:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from normkit.bench import EAGER, OURS, Result, Spread, SummaryRow, summarize
 
-_WIDTH = 180  # where the output is not a terminal, and has no width of its own
+_WIDTH = 180  # columns, where the output is not a terminal
 
 
 def print_tables(document: dict[str, Any], results: Sequence[Result]) -> None:
@@ -54,7 +54,7 @@ def _case_table(title: str, results: list[Result]) -> Table:
 
 
 def _columns(results: list[Result]) -> Iterator[tuple[str, list[str]]]:
-    """Times of ours and torch eager, everybody's ratio to ours, the two beside the limit, and bytes."""
+    """Times of ours and torch eager, the ratios of all to ours, the multiples of the limit, and bytes."""
     for name in (OURS, EAGER):
         yield f"{name}, ms", [_spread(r.seconds.get(name), 1e3) for r in results]
     for name in _contestants(r.ratios for r in results):

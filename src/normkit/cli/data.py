@@ -9,12 +9,18 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.progress import Progress as Bars
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from normkit.cli.options import Format
 from normkit.lab import data
-from normkit.lab.data.download import Progress
+from normkit.lab.data.download import DownloadProgress
 
 data_app = typer.Typer(name="data", help="The sets that experiments run on.", no_args_is_help=True)
 
@@ -50,14 +56,14 @@ def get_set(
 
 
 @contextmanager
-def _shown() -> Iterator[Progress | None]:
+def _shown() -> Iterator[DownloadProgress | None]:
     """A bar on a terminal, and nothing elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None
         return
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Bars(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
         task = bars.add_task("looking", total=None)
 
         def show(what: str, done: int, total: int | None) -> None:

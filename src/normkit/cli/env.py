@@ -1,4 +1,4 @@
-"""`normkit env`: what is installed here, what it runs on, and why not faster."""
+"""`normkit env`: what is installed, what it runs on, and which kernels are in use."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ def env(format: Format = "text") -> None:
     if format == "json":
         print(json.dumps(environment, indent=2))
         return
-    for name, value in _lines(environment):
-        print(f"{name:<18}{value}")
+    lines = list(_lines(environment))
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        print(f"{name:<{width}}  {value}")
 
 
 def _lines(environment: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What the commands that change a model share: read it, work on it, write it, say what was done."""
+"""What the commands that change a model share: read it, change it, write it, and say what was done."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from normkit.surgery.parity import tolerance
 from normkit.surgery.result import Surgery
 
 
-class Task(NamedTuple):
-    """The options that all of them have."""
+class ModelOptions(NamedTuple):
+    """The options that all of these commands have."""
 
     target: str
     checkpoint: Path | None
@@ -37,10 +37,10 @@ class Task(NamedTuple):
     format: str
 
 
-def operate(name: str, verb: Callable[[nn.Module], Surgery], task: Task, keeps_function: bool = False) -> None:
+def operate(name: str, verb: Callable[[nn.Module], Surgery], task: ModelOptions, keeps_function: bool = False) -> None:
     """Do it, write the model, and print the table; exit with 1 if outputs moved that should not have."""
     _check_out(task)
-    with redirect_stdout(sys.stderr), _in_words():  # what a user's module prints is no data of ours
+    with redirect_stdout(sys.stderr), _in_words():  # the output of a user's module is not part of ours
         model = find_model(task.target)
         if task.checkpoint is not None:
             _fill(model, task.checkpoint, task.strict)
@@ -60,7 +60,7 @@ def operate(name: str, verb: Callable[[nn.Module], Surgery], task: Task, keeps_f
 
 
 def say(message: str) -> None:
-    """Talk, which goes to stderr."""
+    """Print a message to stderr."""
     print(f"normkit: {message}", file=sys.stderr)
 
 
@@ -77,19 +77,19 @@ def shown_progress(batches: object) -> Iterator[Callable[[int], None] | None]:
         yield lambda done: bars.update(bar, completed=done)
 
 
-def _check_out(task: Task) -> None:
-    """What would be wrong at the end is said before the work."""
+def _check_out(task: ModelOptions) -> None:
+    """Refuse an --out that cannot be written before the work, not after it."""
     if task.dry_run:
         return
     if task.out is None:
         raise ArgumentError("--out FILE is needed, to write the model to; --dry-run writes nothing.")
     if task.out.is_dir() or not task.out.absolute().parent.is_dir():
-        what = "is a folder" if task.out.is_dir() else f"has no folder: {task.out.absolute().parent} is not there"
+        what = "is a folder" if task.out.is_dir() else f"has no folder: make {task.out.absolute().parent} first"
         raise ArgumentError(f"--out must be a file that can be written; {task.out} {what}.")
 
 
 def _fill(model: nn.Module, checkpoint: Path, strict: bool) -> None:
-    """Load a checkpoint; what does not fit is a warning, in words."""
+    """Load a checkpoint; warnings are printed as messages."""
     _take_modes(model, read_manifest(checkpoint))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -102,7 +102,7 @@ def _fill(model: nn.Module, checkpoint: Path, strict: bool) -> None:
 
 
 def _take_modes(model: nn.Module, manifest: dict[str, Any] | None) -> None:
-    """Put norms into the modes of the file: a model is made in training mode, and nobody can change that from here."""
+    """Put norms into the modes of the file: the model was just made, in training mode."""
     saved = {} if manifest is None else manifest["norms"]
     for name, layer, _ in norms(model):
         if name in saved:
@@ -111,7 +111,7 @@ def _take_modes(model: nn.Module, manifest: dict[str, Any] | None) -> None:
 
 @contextmanager
 def _in_words() -> Iterator[None]:
-    """What a user's code raises is shown where it happened; the command could not run."""
+    """Show an error of the user's code with its traceback, and exit with 2."""
     try:
         yield
     except NormkitError:

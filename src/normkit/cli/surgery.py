@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from torch import nn
 
-from normkit.cli.model_command import Task, operate, say, shown_progress
+from normkit.cli.model_command import ModelOptions, operate, say, shown_progress
 from normkit.cli.options import Format
 from normkit.cli.target import find_batches, find_example, find_function
 from normkit.errors import ArgumentError
@@ -45,7 +45,7 @@ def fold(
         _evaluate(model)
         return fold(model, find_example(example), forward=_function(forward), inplace=True)
 
-    operate("fold", verb, Task(target, checkpoint, strict, out, dry_run, format), keeps_function=True)
+    operate("fold", verb, ModelOptions(target, checkpoint, strict, out, dry_run, format), keeps_function=True)
 
 
 def convert(
@@ -55,7 +55,7 @@ def convert(
     ],
     example: Example = None,
     forward: ForwardOption = None,
-    groups: Annotated[int | None, typer.Option(min=1, help="For --to group: at most so many.")] = None,
+    groups: Annotated[int | None, typer.Option(min=1, help="For --to group: the most that a layer gets.")] = None,
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the new layers; repeatable.")] = None,
     calibrate: Annotated[str | None, typer.Option(help="Batches, as a target, to fit gamma and beta on.")] = None,
     classes: Annotated[Literal["normkit", "torch"], typer.Option(help="Whose layers to put in.")] = "normkit",
@@ -76,7 +76,7 @@ def convert(
         how: dict[str, Any] = {"forward": _function(forward), "calibrate": batches, "classes": classes, **options}
         return convert(model, kind, _example(example), inplace=True, **how)
 
-    operate("convert", verb, Task(target, checkpoint, strict, out, dry_run, format))
+    operate("convert", verb, ModelOptions(target, checkpoint, strict, out, dry_run, format))
 
 
 def freeze(
@@ -97,7 +97,7 @@ def freeze(
 
         return freeze(model, affine=affine, example=_example(example), forward=_function(forward), inplace=True)
 
-    operate("freeze", verb, Task(target, checkpoint, strict, out, dry_run, format), keeps_function=True)
+    operate("freeze", verb, ModelOptions(target, checkpoint, strict, out, dry_run, format), keeps_function=True)
 
 
 def recalibrate(
@@ -133,11 +133,11 @@ def recalibrate(
                 progress=progress,
             )
 
-    operate("recalibrate", verb, Task(target, checkpoint, strict, out, dry_run, format))
+    operate("recalibrate", verb, ModelOptions(target, checkpoint, strict, out, dry_run, format))
 
 
 def _evaluate(model: nn.Module) -> None:
-    """Folding is of the evaluation function; nobody can call eval() from a command line."""
+    """Put the model into evaluation: folding needs it, and a command line cannot call eval()."""
     layers = [layer for _, layer in named_layers(model)]
     if any(layer.training for layer in layers):
         say("the model is in training mode: it is put into evaluation, as folding needs it.")
@@ -158,7 +158,7 @@ def _options(given: list[str]) -> dict[str, Any]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise ArgumentError(f"--option must be NAME=VALUE; got {text!r}.")
+            raise ArgumentError(f"--option must be NAME=VALUE; got {text!r}. Write it as --option groups=8.")
         try:
             options[name] = json.loads(value)
         except ValueError:

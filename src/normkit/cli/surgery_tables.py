@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import Any
 
@@ -10,9 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from normkit.jsonable import jsonable
 from normkit.surgery.result import Change, Parity, Surgery
 
-_WIDTH = 160  # where the output is not a terminal, and has no width of its own
+_WIDTH = 160  # columns, where the output is not a terminal
 
 
 def print_surgery(surgery: Surgery) -> None:
@@ -27,18 +27,12 @@ def print_surgery(surgery: Surgery) -> None:
 
 
 def as_document(surgery: Surgery) -> dict[str, Any]:
-    """The same as plain values."""
+    """What was changed, what was not and the parity, in JSON's types."""
     parity = surgery.parity
     return {
         "changed": [change._asdict() for change in surgery.changed],
         "skipped": [change._asdict() for change in surgery.skipped],
-        "parity": None
-        if parity is None
-        else {
-            "max_abs": _number(parity.max_abs),
-            "max_rel": _number(parity.max_rel),
-            "first_layer": parity.first_layer,
-        },
+        "parity": None if parity is None else jsonable(parity._asdict()),
     }
 
 
@@ -52,7 +46,7 @@ def _table(surgery: Surgery) -> Table:
 
 
 def _cells(change: Change) -> list[str]:
-    # Brackets are part of names such as blocks[0], and no markup.
+    # Names such as blocks[0] have brackets, which rich would take for markup.
     return [escape(text) for text in (change.layer or "(the model itself)", change.what, change.why)]
 
 
@@ -60,7 +54,3 @@ def _parity_line(parity: Parity) -> str:
     first = parity.first_layer
     where = "" if first is None else f", first at {first or 'the model itself'}"
     return f"Outputs on the example moved by at most {parity.max_abs:.3g} ({parity.max_rel:.3g} relative{where})."
-
-
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)  # JSON has no infinity

@@ -1,8 +1,7 @@
-"""What `module:attribute` and `path.py:attribute` stand for: a model, an example, batches, a function."""
+"""Targets, `module:attribute` or `path.py:attribute`: where a model, an example, batches or a function is found."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import os
@@ -14,13 +13,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normkit.errors import NormkitError
+from normkit.errors import NormkitError, did_you_mean
 
 _FORM = "module:attribute or path.py:attribute"
 
 
 class TargetError(NormkitError, ValueError):
-    """A target that cannot be found, or is not what is needed."""
+    """A target that cannot be found, or is of the wrong kind."""
 
 
 def find_model(target: str) -> nn.Module:
@@ -46,12 +45,12 @@ def find_function(target: str) -> Callable[..., Any]:
     """A function, as it is."""
     found: Callable[..., Any] = _attribute(target)
     if not callable(found):
-        raise TargetError(f"{target} must be a function; got a {type(found).__name__}.")
+        raise TargetError(f"{target} must be a function; got a {type(found).__name__}. Name a function.")
     return found
 
 
 def _made(target: str, kind: Any, what: str) -> Any:
-    """The attribute if it is of the kind, or else what calling it gives."""
+    """The attribute itself if it is of this kind, or else what it returns when it is called."""
     found = _attribute(target)
     if callable(found) and (isinstance(found, type) or not isinstance(found, kind)):
         try:
@@ -59,7 +58,7 @@ def _made(target: str, kind: Any, what: str) -> Any:
         except Exception as error:
             raise TargetError(f"{target} must be {what}; calling it raised {type(error).__name__}: {error}") from error
     if not isinstance(found, kind):
-        raise TargetError(f"{target} must be {what}; got a {type(found).__name__}.")
+        raise TargetError(f"{target} must be {what}; got a {type(found).__name__}. Name another attribute.")
     return found
 
 
@@ -70,7 +69,8 @@ def _attribute(target: str) -> Any:
     found: Any = _imported(source, target)
     for name in path.split("."):
         if not hasattr(found, name):
-            raise TargetError(f"{source} has no attribute {path!r}.{_nearest(name, dir(found))}")
+            known = [other for other in dir(found) if not other.startswith("__")]
+            raise TargetError(f"{source} has no attribute {path!r}.{did_you_mean(name, known)}")
         found = getattr(found, name)
     return found
 
@@ -80,7 +80,7 @@ def _imported(source: str, target: str) -> ModuleType:
         return _from_file(Path(source)) if source.endswith(".py") else _from_name(source)
     except TargetError:
         raise
-    except (Exception, SystemExit) as error:  # a script that ends the process ends the import alone
+    except (Exception, SystemExit) as error:  # a script may call sys.exit()
         raise TargetError(f"{target} cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -90,10 +90,10 @@ def _from_name(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # it is there, and misses something itself
+            raise  # the module exists; what is missing is something that it imports
         raise TargetError(
-            f"there is no module {error.name!r} here or among the installed ones. A target is {_FORM}; a file's name "
-            "ends with .py."
+            f"there is no module {error.name!r} in this folder or among the installed ones. A target is {_FORM}; for "
+            "a file, write its name with .py."
         ) from error
 
 
@@ -101,16 +101,16 @@ def _from_file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         others = [other.name for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise TargetError(f"{path} is not there.{_nearest(path.name, others)}")
-    for module in list(sys.modules.values()):  # of a model and an example in one file, the file runs once
+        raise TargetError(f"there is no file {path}.{did_you_mean(path.name, others)}")
+    for module in list(sys.modules.values()):  # a model and an example may be in one file, which is run once
         if getattr(module, "__file__", None) == str(path) and module.__name__ != "__main__":
             return module
     _make_importable(path.parent)
     spec = importlib.util.spec_from_file_location(f"_target_{path.stem}", path)
-    assert spec is not None  # of a name that ends with .py there always is one
+    assert spec is not None  # a name that ends in .py always has one
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses and pickles look for it
+    sys.modules[spec.name] = module  # where dataclasses and pickle look for it
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -122,8 +122,3 @@ def _from_file(path: Path) -> ModuleType:
 def _make_importable(folder: Path) -> None:
     if os.fspath(folder) not in sys.path:
         sys.path.insert(0, os.fspath(folder))
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, [other for other in names if not other.startswith("__")], n=1)
-    return f" Did you mean {found[0]!r}?" if found else ""

@@ -6,7 +6,6 @@ It is put in place by one rename, and nothing is pickled.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from normkit.atomic import put_in_place
 from normkit.lab.record import RecordError
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:
-    """Write a state; whoever reads finds the old one or the new one, never a part."""
+    """Write a state; a reader finds the old one or the new one, never a part."""
     tensors: dict[str, Tensor] = {}
     shape = json.dumps(_detach(state, tensors))
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    content = save(tensors or {"0": torch.empty(0)}, metadata={"state": shape})
-    with open(beside, "wb") as file:  # by ourselves: what a disk refuses is an OSError then
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    part = path.with_suffix(".part")  # always the same name: a trial that is killed again and again leaves one file
+    # safetensors' own save_file would raise its own error when the disk is full; this raises an OSError.
+    part.write_bytes(save(tensors or {"0": torch.empty(0)}, metadata={"state": shape}))
+    put_in_place(part, path)
 
 
 def load_state(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Arm(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What a record is a pure function of."""
+    """All that a record depends on: the same trial gives the same record."""
 
     experiment: str
     arm: Arm
@@ -41,13 +41,13 @@ class Trial(NamedTuple):
 
 @dataclass
 class Training:
-    """A model on its way: how it is stepped, what is measured and when."""
+    """A model in training: how it takes a step, what is measured and when."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # from this step on
     steps: int
-    measure_at: Callable[[int], bool]  # after so many steps
+    measure_at: Callable[[int], bool]  # after this number of steps
     measure: Callable[[nn.Module], dict[str, Any]]  # in evaluation mode and without gradients
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     rate: Callable[[int], float] | None = None  # the learning rate before this step; None: as the optimizer has it
@@ -60,7 +60,7 @@ class Experiment(abc.ABC):
     name: ClassVar[str]
     claim: ClassVar[str]
     source: ClassVar[str]
-    data: ClassVar[str] = "fashion-mini"  # unless another is asked for
+    data: ClassVar[str] = "fashion-mini"  # unless another set is chosen
     takes_large_images: ClassVar[bool] = False  # from a folder, batch by batch
     seeds: ClassVar[Mapping[Scale, int]] = {"quick": 1, "desk": 3, "full": 5}
 
@@ -70,7 +70,7 @@ class Experiment(abc.ABC):
 
     @abc.abstractmethod
     def training(self, trial: Trial) -> Training:
-        """Set a trial up; the global random state is the trial's own by now."""
+        """Set a trial up; the global random state has been seeded with the trial's seed."""
 
     @abc.abstractmethod
     def findings(self, run: Run) -> Findings:

@@ -1,4 +1,4 @@
-"""How far a run is: bars with rates and the time left on a terminal, a line for each trial that ends elsewhere."""
+"""The progress of a run: bars with rates and the time left on a terminal, elsewhere a line for each ended trial."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVERY = 0.1  # seconds between two updates of a bar
 
 
 class Progress:
-    """Told of steps and ends, shows them on stderr."""
+    """Shows the steps and ends of trials on stderr."""
 
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)

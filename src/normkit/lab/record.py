@@ -1,13 +1,12 @@
-"""Records: what a trial was and what it measured, one JSON object a line, written as they come.
+"""Records: what a trial was and what it measured, one JSON object per line, written as it is measured.
 
-A line is on the disk before the next step is taken, so that a kill at any moment loses at most the one being written;
-half a line at the end of a file is no line.
+A line is on the disk before the next step is taken, so a kill at any moment loses at most the line being written. An
+incomplete last line is ignored.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from normkit.errors import NormkitError
+from normkit.jsonable import jsonable
 
 Line = dict[str, Any]
 RECORDS = "records"
@@ -22,11 +22,11 @@ TIMES = frozenset({"seconds", "started", "rate"})  # the keys that two runs of o
 
 
 class RecordError(NormkitError, ValueError):
-    """A record that cannot be what it should be."""
+    """A file that is not the record or checkpoint it should be."""
 
 
 class RecordWriter:
-    """Appends lines to a trial's record, from `size` bytes of it on."""
+    """Appends lines to a trial's record, after its first `size` bytes; the rest is cut off."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,14 +35,14 @@ class RecordWriter:
         self._file.seek(size)
 
     def write(self, line: Mapping[str, Any]) -> int:
-        """Write a line; return how long the record is then. Numbers that are not finite become their names."""
-        self._file.write(json.dumps(_finite(line), allow_nan=False).encode() + b"\n")
+        """Write a line and return the record's new length in bytes. NaN and infinity become "nan", "inf" and "-inf"."""
+        self._file.write(json.dumps(jsonable(line), allow_nan=False).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:
-        """No line comes after this."""
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> RecordWriter:
@@ -54,12 +54,12 @@ class RecordWriter:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """What is left of a trial: its description, what it measured on the way, and how it ended."""
+    """A trial as it was recorded: its description, what it measured, and how it ended."""
 
     path: Path
     header: Line  # experiment, arm, seed, scale, data, settings, versions, commit, machine
     measured: Sequence[Line]  # each with its `step` and `seconds`
-    end: Line | None  # None: not yet; else `status` is "done" or "diverged"
+    end: Line | None  # None: it has not ended; else `status` is "done" or "diverged"
 
     @property
     def arm(self) -> str:
@@ -72,7 +72,7 @@ class TrialRecord:
         return int(self.header["seed"])
 
     def series(self, key: str) -> tuple[list[float], list[float]]:
-        """Steps, and what was measured at them under this name."""
+        """The steps at which this key was measured, and the values."""
         lines = [line for line in self.measured if line.get(key) is not None]
         return [float(line["step"]) for line in lines], [float(line[key]) for line in lines]
 
@@ -89,7 +89,7 @@ class Run:
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
 
     def by_experiment(self) -> list[Run]:
-        """A run for each experiment whose trials are in it."""
+        """The run of a set, split into one for each experiment."""
         names = dict.fromkeys(str(trial.header["experiment"]) for trial in self.trials)
         return [
             Run(self.path, [trial for trial in self.trials if trial.header["experiment"] == name]) for name in names
@@ -102,29 +102,31 @@ class Run:
 
 
 def read_trial(path: Path) -> TrialRecord:
-    """Read a record; what was half written when its trial was killed is left out."""
+    """Read a record; a line that was cut short when its trial was killed is left out."""
     lines = list(_lines(path))
     if not lines or "experiment" not in lines[0]:
-        raise RecordError(f"{path} is not a trial's record: its first line must say which experiment it is from.")
+        raise RecordError(
+            f"{path} is not a trial's record: its first line must name the experiment. Move it elsewhere."
+        )
     end = lines[-1] if "status" in lines[-1] else None
     return TrialRecord(path, lines[0], lines[1:-1] if end else lines[1:], end)
 
 
 def read_run(directory: Path) -> Run:
-    """Read all records of a run, but those of which no line is whole: their trials have only just been begun."""
+    """Read all records of a run, except those of trials that have only just begun: they have no complete line."""
     found = [path for path in sorted((directory / RECORDS).glob("*.jsonl")) if b"\n" in path.read_bytes()]
     if not found:
-        raise RecordError(f"{directory} holds no run: there is no {RECORDS}/*.jsonl in it.")
+        raise RecordError(f"{directory} holds no run: it has no {RECORDS}/*.jsonl. Give the --out of a run.")
     return Run(directory, [read_trial(path) for path in found])
 
 
 def without_times(line: Line) -> Line:
-    """A line without what may differ between two runs of one trial."""
+    """A line without the values that may differ between two runs of one trial."""
     return {key: value for key, value in line.items() if key not in TIMES}
 
 
 def _lines(path: Path) -> Iterator[Line]:
-    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):  # what no newline ends is no line
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):  # a line ends in a newline
         try:
             line = json.loads(text)
         except ValueError as error:
@@ -132,12 +134,3 @@ def _lines(path: Path) -> Iterator[Line]:
         if not isinstance(line, dict):
             raise RecordError(f"{path}, line {number}, must be a JSON object; got {type(line).__name__}.")
         yield line
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN; its name says as much."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,10 +1,8 @@
-"""Run the trials of experiments, side by side where cores allow, in a directory that only one process writes to."""
+"""Run the trials of experiments, side by side if there are several cores, in a directory that one process owns."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import json
 import multiprocessing
 import os
 import queue
@@ -14,180 +12,58 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from normkit.environment import count_cores
-from normkit.errors import ArgumentError, NormkitError
-from normkit.lab.experiment import Scale, Trial
-from normkit.lab.experiments import experiment_named, names_in
+from normkit.errors import NormkitError
+from normkit.lab.experiment import Trial
+from normkit.lab.experiments import experiment_named
+from normkit.lab.locks import lock
+from normkit.lab.plan import RunPlan, check_plan, read_plan, write_plan
 from normkit.lab.progress import EVERY, Progress
-from normkit.lab.record import RECORDS
-from normkit.lab.trial import is_ended, run_trial, trial_paths
+from normkit.lab.trial import RunOptions, is_ended, run_trial, trial_paths
 
-PLAN = "run.json"
-WORKERS = ".workers"  # locked by those that are at work
+RUN_LOCK = ".lock"  # held by the process that runs the trials
+WORKERS = ".workers"  # shared by the processes that it starts
 
 
 class TrialError(NormkitError, RuntimeError):
-    """A trial that ended in an error of its own."""
+    """A trial that failed, or the process that ran it."""
 
 
 class BusyError(NormkitError, RuntimeError):
     """A directory that another process is writing to."""
 
 
-class Plan(NamedTuple):
-    """What is to be run: all that `--resume` needs to know."""
-
-    name: str  # of an experiment or a set of them
-    scale: Scale
-    data: str | None = None  # None: each experiment's own
-    seeds: int | None = None  # None: each experiment's own
-
-    def trials(self) -> list[Trial]:
-        """Every arm with every seed: first one seed of all arms, then the next."""
-        experiments = [experiment_named(name) for name in names_in(self.name)]
-        seeds = {experiment.name: self.seeds or experiment.seeds[self.scale] for experiment in experiments}
-        return [
-            Trial(experiment.name, arm, seed, self.scale, self.data or experiment.data)
-            for seed in range(max(seeds.values()))
-            for experiment in experiments
-            if seed < seeds[experiment.name]
-            for arm in experiment.arms(self.scale)
-        ]
-
-
-def run(
-    plan: Plan,
-    directory: Path,
-    resume: bool,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-    tensorboard: bool = False,
-) -> None:
-    """Run all trials of a plan that have not ended; interrupted, what was done is kept and can be resumed."""
+def run(plan: RunPlan, options: RunOptions, jobs: int | None = None, progress: Progress | None = None) -> None:
+    """Run all trials of a plan that have not ended. If interrupted, what was done is kept and can be resumed."""
     progress = progress or Progress(quiet=True)
+    directory, resume = options.directory, options.resume
     if resume:
         read_plan(directory)  # before a directory is made where there was none
     with locked(directory):
-        _agree(plan, directory, resume)
+        (check_plan if resume else write_plan)(plan, directory)
         trials = plan.trials()
         left = [trial for trial in trials if not (resume and is_ended(trial_paths(trial, directory)[0]))]
         jobs = min(jobs or count_cores(), max(1, len(left)))
         with progress.of(trials, left):
             if jobs == 1:
-                _run_here(left, directory, resume, progress, tensorboard)
+                _run_here(left, options, progress)
             else:
-                _run_beside(left, directory, resume, jobs, progress, tensorboard)
+                _run_in_workers(left, options, jobs, progress)
 
 
-def _run_here(trials: Sequence[Trial], directory: Path, resume: bool, progress: Progress, tensorboard: bool) -> None:
+def _run_here(trials: Sequence[Trial], options: RunOptions, progress: Progress) -> None:
     for trial in trials:
-        with _threads(1):  # as beside others: the number of threads may change the last digit of a convolution
-            run_trial(
-                experiment_named(trial.experiment),
-                trial,
-                directory,
-                resume,
-                lambda *step, trial=trial: progress.step(trial, *step),
-                tensorboard,
-            )
+        with _threads(1):  # as in a worker: the number of threads may change the last digit of a convolution
+
+            def notify(step: int, steps: int, accuracy: float | None, trial: Trial = trial) -> None:
+                progress.step(trial, step, steps, accuracy)
+
+            run_trial(experiment_named(trial.experiment), trial, options, notify)
         progress.end(trial)
-
-
-# ---- side by side
-
-
-def _run_beside(
-    trials: Sequence[Trial], directory: Path, resume: bool, jobs: int, progress: Progress, tensorboard: bool
-) -> None:
-    context = multiprocessing.get_context("spawn")
-    todo: Any = context.Queue()
-    said: Any = context.Queue()
-    for trial in trials:
-        todo.put(trial)
-    for _ in range(jobs):
-        todo.put(None)
-    how = (todo, said, directory, resume, tensorboard)
-    workers = [context.Process(target=_work, args=how, daemon=True) for _ in range(jobs)]
-    for worker in workers:
-        worker.start()
-    try:
-        _listen(said, workers, len(trials), progress)
-    finally:
-        for worker in workers:
-            worker.terminate()  # checkpoints are whole at any moment
-            worker.join()
-
-
-def _listen(said: Any, workers: Sequence[BaseProcess], trials: int, progress: Progress) -> None:
-    """Pass on what workers say, until every trial has ended."""
-    while trials:
-        try:
-            kind, trial, *rest = said.get(timeout=1.0)
-        except queue.Empty:
-            dead = [worker.exitcode for worker in workers if worker.exitcode not in (None, 0)]
-            if dead:
-                raise TrialError(
-                    f"A process that ran trials was ended from outside (exit code {dead[0]}). Go on with --resume."
-                ) from None
-            continue
-        if kind == "step":
-            progress.step(trial, *rest)
-        elif kind == "end":
-            progress.end(trial)
-            trials -= 1
-        else:
-            raise TrialError(f"{trial.name} failed: {rest[0]}")
-
-
-def _work(todo: Any, said: Any, directory: Path, resume: bool, tensorboard: bool) -> None:
-    """A worker: one thread, one trial after another."""
-    torch.set_num_threads(1)
-    with _locked(directory / WORKERS, fcntl.LOCK_SH):
-        _work_off(todo, said, directory, resume, tensorboard)
-
-
-def _work_off(todo: Any, said: Any, directory: Path, resume: bool, tensorboard: bool) -> None:
-    for trial in iter(todo.get, None):
-        try:
-            run_trial(experiment_named(trial.experiment), trial, directory, resume, _Teller(said, trial), tensorboard)
-        except NormkitError as error:
-            said.put(("failed", trial, str(error)))
-        except OSError as error:
-            said.put(("failed", trial, disk_trouble(error)))
-        except Exception:
-            said.put(("failed", trial, traceback.format_exc()))
-        else:
-            said.put(("end", trial))
-
-
-class _Teller:
-    """Tells of a trial's steps, but not more often than anybody looks: a message costs as much as a small step.
-
-    When the process that listens was killed, there is nobody to work for.
-    """
-
-    def __init__(self, said: Any, trial: Trial) -> None:
-        self._said, self._trial, self._told = said, trial, 0.0
-        self._parent = multiprocessing.parent_process()
-
-    def __call__(self, step: int, steps: int, accuracy: float | None) -> None:
-        if self._parent is not None and os.getppid() != self._parent.pid:
-            os._exit(1)  # at once: what is written is whole
-        now = time.monotonic()
-        if now - self._told >= EVERY or step == steps:
-            self._told = now
-            self._said.put(("step", self._trial, step, steps, accuracy))
-
-
-def disk_trouble(error: OSError) -> str:
-    """What to do about an error of the file system."""
-    if error.errno == errno.ENOSPC:
-        return f"The disk is full ({error}). Nothing that was measured is lost: make room and go on with --resume."
-    return f"{error}. What was measured before is kept: go on with --resume."
 
 
 @contextmanager
@@ -200,54 +76,119 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+# ---- workers
+
+
+def _run_in_workers(trials: Sequence[Trial], options: RunOptions, jobs: int, progress: Progress) -> None:
+    context = multiprocessing.get_context("spawn")
+    todo: Any = context.Queue()
+    messages: Any = context.Queue()
+    for item in (*trials, *[None] * jobs):  # None: no trial is left
+        todo.put(item)
+    workers = [context.Process(target=_work, args=(todo, messages, options), daemon=True) for _ in range(jobs)]
+    for worker in workers:
+        worker.start()
+    try:
+        _listen(messages, workers, len(trials), progress)
+    finally:
+        for worker in workers:
+            worker.terminate()  # checkpoints are whole at any moment
+            worker.join()
+
+
+def _listen(messages: Any, workers: Sequence[BaseProcess], trials: int, progress: Progress) -> None:
+    """Pass the workers' messages on until every trial has ended."""
+    while trials:
+        try:
+            kind, trial, *rest = messages.get(timeout=1.0)
+        except queue.Empty:
+            _check_alive(workers)
+            continue
+        if kind == "step":
+            progress.step(trial, *rest)
+        elif kind == "end":
+            progress.end(trial)
+            trials -= 1
+        else:
+            raise TrialError(f"{trial.name} failed: {rest[0]}")
+
+
+def _check_alive(workers: Sequence[BaseProcess]) -> None:
+    dead = [worker.exitcode for worker in workers if worker.exitcode not in (None, 0)]
+    if dead:
+        raise TrialError(
+            f"A process that ran trials was ended from outside (exit code {dead[0]}). Resume the run with --resume."
+        )
+
+
+def _work(todo: Any, messages: Any, options: RunOptions) -> None:
+    """Run one trial after another, with one thread."""
+    torch.set_num_threads(1)
+    with _locked(options.directory / WORKERS, shared=True):
+        for trial in iter(todo.get, None):
+            failure = _failure(trial, options, _StepReporter(messages, trial))
+            messages.put(("end", trial) if failure is None else ("failed", trial, failure))
+
+
+def _failure(trial: Trial, options: RunOptions, notify: _StepReporter) -> str | None:
+    """Run a trial; return what went wrong, if anything did."""
+    try:
+        run_trial(experiment_named(trial.experiment), trial, options, notify)
+    except NormkitError as error:
+        return str(error)
+    except OSError as error:
+        return disk_trouble(error)
+    except Exception:
+        return traceback.format_exc()
+    return None
+
+
+class _StepReporter:
+    """Reports a trial's steps, at most as often as they are shown: a message costs as much as a small step.
+
+    Ends the process if its parent was killed: no other process reads the messages.
+    """
+
+    def __init__(self, messages: Any, trial: Trial) -> None:
+        self._messages, self._trial, self._reported = messages, trial, 0.0
+        self._parent = multiprocessing.parent_process()
+
+    def __call__(self, step: int, steps: int, accuracy: float | None) -> None:
+        if self._parent is not None and os.getppid() != self._parent.pid:
+            os._exit(1)  # at once: every complete line is on the disk
+        now = time.monotonic()
+        if now - self._reported >= EVERY or step == steps:
+            self._reported = now
+            self._messages.put(("step", self._trial, step, steps, accuracy))
+
+
+def disk_trouble(error: OSError) -> str:
+    """Say what to do about an error of the file system."""
+    if error.errno == errno.ENOSPC:
+        return f"The disk is full ({error}). Nothing that was measured is lost: make room and resume with --resume."
+    return f"{error}. What was measured before is kept: resume with --resume."
+
+
 # ---- the directory
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Have a run's directory to oneself; the system lets go of it whatever happens to the process."""
+    """Keep other processes from writing to a run's directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    with _locked(directory / ".lock", fcntl.LOCK_EX):
-        with _locked(directory / WORKERS, fcntl.LOCK_EX):  # none is left of a run that was killed
+    with _locked(directory / RUN_LOCK):
+        with _locked(directory / WORKERS):  # workers of a run that was killed may still be writing
             pass
         yield
 
 
 @contextmanager
-def _locked(path: Path, kind: int) -> Iterator[None]:
+def _locked(path: Path, shared: bool = False) -> Iterator[None]:
     with open(path, "w") as file:
         try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            lock(file, shared=shared)
         except OSError:
             raise BusyError(
-                f"Another process is writing to {path.parent}. Wait for it, or take another --out."
+                f"Another process is writing to {path.parent}. Wait for it, or choose another --out."
             ) from None
         yield
-
-
-def _agree(plan: Plan, directory: Path, resume: bool) -> None:
-    """Write down what is run; with `resume`, it must be what was written down."""
-    path = directory / PLAN
-    if not resume:
-        if (directory / RECORDS).exists():
-            raise ArgumentError(
-                f"{directory} holds a run already. Add --resume to go on with it, or take another --out."
-            )
-        path.write_text(json.dumps(plan._asdict(), indent=2) + "\n")
-        return
-    found = read_plan(directory)
-    if found != plan:
-        differs = ", ".join(
-            f"{key} {getattr(found, key)!r}" for key in plan._fields if getattr(found, key) != getattr(plan, key)
-        )
-        raise ArgumentError(f"The run in {directory} has {differs}: --resume goes on with just that run.")
-
-
-def read_plan(directory: Path) -> Plan:
-    """What the run in a directory is."""
-    try:
-        return Plan(**json.loads((directory / PLAN).read_text()))
-    except (OSError, ValueError, TypeError):
-        raise ArgumentError(
-            f"{directory} holds no run that could be resumed: there is no {PLAN} of one in it."
-        ) from None

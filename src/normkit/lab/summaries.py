@@ -1,10 +1,11 @@
-"""What experiments say about series of measurements, over seeds."""
+"""Summaries of what trials measured, over seeds: medians, ranges, curves and verdicts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Literal
 
 from normkit.lab.experiment import Arm
 from normkit.lab.findings import Curve, Figure, Outcome
@@ -12,59 +13,73 @@ from normkit.lab.record import Run, TrialRecord
 
 
 def is_complete(run: Run, arms: Sequence[Arm]) -> bool:
-    """Whether every arm has ended with every seed that any was begun with."""
+    """Whether every arm has ended with every seed of the run."""
     seeds = {trial.seed for trial in run.trials}
     return len(run.trials) == len(seeds) * len(arms) and all(trial.end for trial in run.trials)
 
 
-def verdict(holds: Sequence[bool], complete: bool) -> Outcome:
-    """For the claim if all of its parts hold, against it if none does, and neither before a run is complete."""
-    if not complete:
+def verdict(
+    holds: Sequence[bool | None],
+    complete: bool,
+    *,
+    also: Sequence[bool | None] = (),
+    contradicted_by: Literal["all", "any"] = "all",
+) -> Outcome:
+    """Judge a claim by whether each of its parts holds; None is a part that remains open.
+
+    Supported: all parts hold, and so do those of `also`, which support needs but which cannot contradict. Contradicted:
+    all parts fail, or any of them does. A run that is not complete is unclear.
+    """
+    if not complete or not holds:
         return "unclear"
-    return "supported" if all(holds) else "contradicted" if not any(holds) else "unclear"
+    if all(holds) and all(also):
+        return "supported"
+    fails = [part is False for part in holds]
+    return "contradicted" if (all(fails) if contradicted_by == "all" else any(fails)) else "unclear"
 
 
 def steps_to(trial: TrialRecord, level: float, key: str = "accuracy") -> float | None:
-    """The first step at which a trial measured at least this; None if it never did."""
+    """The first step at which a trial measured at least this level; None if it never did."""
     steps, values = trial.series(key)
     return next((step for step, value in zip(steps, values, strict=True) if value >= level), None)
 
 
 def best(trial: TrialRecord, key: str = "accuracy") -> float:
-    """The most that a trial measured."""
+    """The highest value that a trial measured."""
     return max(trial.series(key)[1], default=float("nan"))
 
 
 def last(trial: TrialRecord, key: str = "accuracy") -> float:
-    """What a trial measured at its end."""
+    """The last value that a trial measured."""
     values = trial.series(key)[1]
     return values[-1] if values else float("nan")
 
 
 def with_range(values: Sequence[float | None], digits: int = 0, never: float = math.inf) -> str:
-    """The median over seeds and, of several, the range; a dash where there is no seed.
+    """The median over seeds, with the range if there are several; a dash if there are none.
 
-    Those without one never came there: among steps to a level that is the most, among times fewer the least.
+    None is a seed that never reached the level. In the median it counts as `never`: as infinity among numbers of steps,
+    of which fewer are better, and as minus infinity among speed-ups, of which more are better.
     """
-    there = [value for value in values if value is not None]
-    if not there:
+    reached = [value for value in values if value is not None]
+    if not reached:
         return "never" if values else "-"
-    missing = f", {len(values) - len(there)} never" if len(there) < len(values) else ""
+    missing = f", {len(values) - len(reached)} never" if len(reached) < len(values) else ""
     found = median(never if value is None else value for value in values)
-    middle, low, high = (f"{value:,.{digits}f}" for value in (found, min(there), max(there)))
+    middle, low, high = (f"{value:,.{digits}f}" for value in (found, min(reached), max(reached)))
     middle = middle if math.isfinite(found) else "never"
     return middle if len(values) == 1 else f"{middle} ({low} to {high}{missing})"
 
 
 def middle(values: Sequence[float | None]) -> float | None:
-    """The median, with those that have no value as the largest; None if that is one of them."""
+    """The median, with None counted as infinity; None if the median is infinite."""
     order = sorted(float("inf") if value is None else value for value in values)
     found = median(order) if order else float("inf")
     return None if found == float("inf") else found
 
 
 def curve_over_seeds(name: str, trials: Sequence[TrialRecord], key: str = "accuracy", x: str = "step") -> Curve:
-    """The median of several trials where all of them measured, with their range."""
+    """The median of several trials, with their range, at the steps at which all of them measured."""
     points = [{line["step"]: line for line in trial.measured if line.get(key) is not None} for trial in trials]
     steps = sorted(set.intersection(*(set(of) for of in points))) if points else []
     rows = [[of[step] for of in points] for step in steps]
@@ -79,7 +94,7 @@ def curve_over_seeds(name: str, trials: Sequence[TrialRecord], key: str = "accur
 
 
 def accuracy_figures(arms: Mapping[str, Sequence[TrialRecord]], published: Sequence[Curve] = ()) -> list[Figure]:
-    """All of the training, the same from where the curves come near their ends, and against time."""
+    """Accuracy over all of the training, close up where it is near the highest, and against time."""
     curves, timed = ([curve_over_seeds(arm, of, x=x) for arm, of in arms.items()] for x in ("step", "seconds"))
     curves += published
     floor = 0.93 * max((value for curve in curves for value in curve.y), default=0.0)

@@ -1,4 +1,4 @@
-"""Records that TensorBoard can show, too."""
+"""Records that TensorBoard can show."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from normkit.optional import required
 class LoggedRecordWriter(RecordWriter):
     """Writes every number that is measured to a TensorBoard log as well.
 
-    Of a trial that is gone on with, the log has what was measured after the checkpoint once more: TensorBoard shows the
-    later one.
+    If a trial is resumed, the log holds what was measured after the checkpoint twice: TensorBoard shows the later one.
     """
 
     def __init__(self, path: Path, size: int, logs: Path, step: int) -> None:
@@ -33,6 +32,6 @@ class LoggedRecordWriter(RecordWriter):
         return size
 
     def close(self) -> None:
-        """No line comes after this."""
+        """Close the record and the log."""
         super().close()
         self._log.close()

@@ -1,4 +1,4 @@
-"""One trial, from its first step or from its last checkpoint: the record is the same, bit for bit on CPUs."""
+"""Run one trial. Resumed from checkpoints or not, it leaves the same record, on CPUs bit for bit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from normkit.environment import describe_environment
 from normkit.lab.checkpoint import load_state, save_state
@@ -25,22 +24,28 @@ TENSORBOARD = "tensorboard"
 Notify = Callable[[int, int, float | None], None]  # steps taken, steps in all, the accuracy measured last
 
 
-def run_trial(
-    experiment: Experiment, trial: Trial, directory: Path, resume: bool, notify: Notify, tensorboard: bool = False
-) -> None:
-    """Run a trial to its end, or go on with it; one that has ended is left alone."""
-    record, checkpoint = trial_paths(trial, directory)
-    logs = directory / TENSORBOARD / trial.name if tensorboard else None
-    if resume and is_ended(record):
+class RunOptions(NamedTuple):
+    """Where the files of a run are, whether it is resumed, and whether TensorBoard's logs are written."""
+
+    directory: Path
+    resume: bool = False
+    tensorboard: bool = False
+
+
+def run_trial(experiment: Experiment, trial: Trial, options: RunOptions, notify: Notify) -> None:
+    """Run a trial to its end, from its last checkpoint if it is resumed; one that has ended is left alone."""
+    record, checkpoint = trial_paths(trial, options.directory)
+    logs = options.directory / TENSORBOARD / trial.name if options.tensorboard else None
+    if options.resume and is_ended(record):
         return
     with _own_random_state(trial.seed):
         training = experiment.training(trial)
         clock = _Clock()
         step, size, accuracy = 0, 0, None
-        if resume and checkpoint.exists():
+        if options.resume and checkpoint.exists():
             step, size, accuracy = _restore(training, clock, load_state(checkpoint), record, trial)
         with _writer(record, size, logs, step) as writer:
-            if size == 0:  # not even begun
+            if size == 0:  # there was no checkpoint
                 writer.write(header(trial, training))
                 _measure_start(training, clock, writer, checkpoint)
             _train(training, step, accuracy, clock, writer, checkpoint, notify)
@@ -57,15 +62,15 @@ def trial_paths(trial: Trial, directory: Path) -> tuple[Path, Path]:
 
 
 def is_ended(record: Path) -> bool:
-    """Whether a trial has nothing left to do."""
+    """Whether a trial has run to its end."""
     try:
         return record.exists() and read_trial(record).end is not None
-    except RecordError:  # killed before its first line was whole
+    except RecordError:  # killed while its first line was written
         return False
 
 
 def header(trial: Trial, training: Training) -> Line:
-    """What a trial is, and where it runs."""
+    """The first line of a record: what the trial is, and where it runs."""
     return {
         "experiment": trial.experiment,
         "arm": trial.arm.name,
@@ -84,7 +89,7 @@ def header(trial: Trial, training: Training) -> Line:
 
 
 class _Clock:
-    """Seconds of training, without those of measuring, and over interruptions."""
+    """Seconds of training in all: measuring is not counted, and a resumed trial continues the count."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -161,7 +166,7 @@ def _end(status: str, step: int, clock: _Clock, why: str | None = None) -> Line:
     return {"status": status, "step": step, "seconds": round(clock.seconds, 3), "why": why}
 
 
-# ---- checkpoints: taken when a line has been written, so that what is in a record and in a checkpoint is one state
+# ---- checkpoints: taken after a line is written, so that record and checkpoint are of the same state
 
 
 def _keep(training: Training, step: int, clock: _Clock, accuracy: float | None, size: int, checkpoint: Path) -> None:
@@ -180,14 +185,12 @@ def _keep(training: Training, step: int, clock: _Clock, accuracy: float | None, 
 def _restore(
     training: Training, clock: _Clock, state: Line, record: Path, trial: Trial
 ) -> tuple[int, int, float | None]:
-    """Bring everything back to a checkpoint; return its step, the record's length and the accuracy there."""
+    """Restore a checkpoint; return its step, the length of the record and the accuracy at that step."""
     found = read_trial(record).header
     wanted = {"settings": dict(trial.arm.settings), "scale": trial.scale, "data": trial.data, "steps": training.steps}
     other = [key for key, value in wanted.items() if found.get(key) != value]
     if other:
-        raise RecordError(
-            f"{record} is of another trial: its {' and '.join(other)} differ. Take another --out, or drop --resume."
-        )
+        raise RecordError(f"{record} is of another trial: its {' and '.join(other)} differ. Choose another --out.")
     training.model.load_state_dict(state["model"])
     training.optimizer.load_state_dict(state["optimizer"])
     _lay_out_like_parameters(training.optimizer)
@@ -197,7 +200,7 @@ def _restore(
 
 
 def _lay_out_like_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Give momenta their parameters' strides: files have none, and a fused optimizer goes through memory as it lies."""
+    """Give momenta their parameters' strides, which files do not keep: a fused optimizer reads memory in order."""
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
@@ -206,20 +209,7 @@ def _lay_out_like_parameters(optimizer: torch.optim.Optimizer) -> None:
 
 @contextmanager
 def _own_random_state(seed: int) -> Iterator[None]:
-    """Random numbers that depend on the trial's seed alone, and leave the caller's as they were."""
+    """Make random numbers depend on the trial's seed alone, and restore the caller's random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
-
-
-def chance_level(classes: int) -> float:
-    """The accuracy that a network which learnt nothing is not above, with some room for luck."""
-    return 1.2 / classes
-
-
-def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, batch: int = 1000) -> float:
-    """The share of images whose label a model finds."""
-    right = sum(
-        int((model(x).argmax(1) == y).sum()) for x, y in zip(images.split(batch), labels.split(batch), strict=True)
-    )
-    return right / len(labels)

@@ -171,7 +171,7 @@ def test_a_damaged_set_from_the_web_is_forgotten(server, mnist, data_folder):
     server.files = {f"/{name}": content for name, content in mnist.idx_gz().items()}
     good, name = dict(server.files), "/t10k-images-idx3-ubyte.gz"
     server.files[name] = good[name][:-100] + bytes(100)
-    with pytest.raises(DataError, match=r"(?s)mnist could not be got:.*damaged"):
+    with pytest.raises(DataError, match=r"(?s)mnist could not be fetched:.*damaged"):
         get("mnist", server.address)
     server.files = good
     assert get("mnist", server.address.rstrip("/")) == data_folder / "mnist.bin"

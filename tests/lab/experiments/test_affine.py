@@ -10,7 +10,7 @@ import normkit as nk
 from normkit.lab.experiment import Trial
 from normkit.lab.experiments.affine import EXPERIMENT, ConstantStatistics
 from normkit.lab.record import Run, TrialRecord, read_run
-from normkit.lab.trial import run_trial
+from normkit.lab.trial import RunOptions, run_trial
 
 ARMS = {arm.name: arm for arm in EXPERIMENT.arms("quick")}
 STEPS = [0, 100, 200, 300, 400]
@@ -158,7 +158,9 @@ def test_constant_statistics_are_those_of_the_batch_and_are_stored():
 
 def test_quick_trials_run(tmp_path):
     for name in ("biased", "detached-biases-alone"):
-        run_trial(EXPERIMENT, Trial("affine", ARMS[name], 0, "quick", "fashion-mini"), tmp_path, False, lambda *_: None)
+        run_trial(
+            EXPERIMENT, Trial("affine", ARMS[name], 0, "quick", "fashion-mini"), RunOptions(tmp_path), lambda *_: None
+        )
     biased, alone = (read_run(tmp_path).of(name)[0] for name in ("biased", "detached-biases-alone"))
     assert max(biased.series("gradient")[1]) < 1e-4
     assert biased.series("moved")[1][-1] < 1e-5

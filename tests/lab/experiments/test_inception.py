@@ -29,7 +29,7 @@ from normkit.lab.experiments.inception import (
     task_of,
 )
 from normkit.lab.record import Run, TrialRecord, read_trial, without_times
-from normkit.lab.trial import run_trial, trial_paths
+from normkit.lab.trial import RunOptions, run_trial, trial_paths
 
 STEPS = (100, 200, 300, 400)
 # What each arm measures in a run that bears the claim out.
@@ -159,10 +159,10 @@ def test_a_stopped_trial_goes_on_to_the_same_record(name, tmp_path):
         if step == 12:
             raise KeyboardInterrupt
 
-    run_trial(EXPERIMENT, trial, tmp_path / "whole", False, lambda *step: None)
+    run_trial(EXPERIMENT, trial, RunOptions(tmp_path / "whole"), lambda *step: None)
     with pytest.raises(KeyboardInterrupt):
-        run_trial(EXPERIMENT, trial, tmp_path / "stopped", False, stop)
-    run_trial(EXPERIMENT, trial, tmp_path / "stopped", True, lambda *step: None)
+        run_trial(EXPERIMENT, trial, RunOptions(tmp_path / "stopped"), stop)
+    run_trial(EXPERIMENT, trial, RunOptions(tmp_path / "stopped", resume=True), lambda *step: None)
     whole, stopped = (trial_paths(trial, tmp_path / which)[0] for which in ("whole", "stopped"))
     lines = [[without_times(json.loads(line)) for line in path.read_text().splitlines()] for path in (whole, stopped)]
     assert lines[0] == lines[1]
@@ -184,7 +184,7 @@ def test_large_images_go_to_the_papers_own_net_at_its_own_rate(tmp_path, monkeyp
     monkeypatch.setattr(inception, "BATCH", 4)  # a step of 32 takes seconds
     arm = next(arm for arm in EXPERIMENT.arms("quick") if arm.name == PLAIN)
     trial = Trial("inception", arm, 0, "quick", str(tmp_path))
-    run_trial(EXPERIMENT, trial, tmp_path / "run", False, lambda *step: None)
+    run_trial(EXPERIMENT, trial, RunOptions(tmp_path / "run"), lambda *step: None)
     record = read_trial(trial_paths(trial, tmp_path / "run")[0])
     assert record.header["initial_rate"] == 0.0015
     assert record.header["parameters"] > 8e6

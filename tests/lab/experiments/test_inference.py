@@ -22,7 +22,7 @@ from normkit.lab.experiments.inference import (
     populations_of,
 )
 from normkit.lab.record import Run, TrialRecord, read_run
-from normkit.lab.trial import run_trial
+from normkit.lab.trial import RunOptions, run_trial
 
 EARLY = {0.01: 0.3, 0.001: 0.2}
 END = {0.99: 0.7, 0.001: 0.75}
@@ -170,9 +170,9 @@ def test_one_image_is_refused_where_it_has_no_variance(kind, is_refused):
 def test_a_quick_trial_trains_as_if_nothing_were_measured(tmp_path, monkeypatch):
     arm = EXPERIMENT.arms("quick")[1]
     trial = Trial("inference", arm, 0, "quick", "fashion-mini")
-    run_trial(EXPERIMENT, trial, tmp_path / "measured", False, lambda *step: None)
+    run_trial(EXPERIMENT, trial, RunOptions(tmp_path / "measured"), lambda *step: None)
     monkeypatch.setattr("normkit.lab.experiments.inference.measure", lambda *_: {"accuracy": 0.5})
-    run_trial(EXPERIMENT, trial, tmp_path / "not", False, lambda *step: None)
+    run_trial(EXPERIMENT, trial, RunOptions(tmp_path / "not"), lambda *step: None)
     run, other = read_run(tmp_path / "measured"), read_run(tmp_path / "not")
     losses = [[line["loss"] for line in found.trials[0].measured] for found in (run, other)]
     assert losses[0] == losses[1]

@@ -10,7 +10,7 @@ from torch import nn
 from normkit.lab.experiment import Trial
 from normkit.lab.experiments.learning_rates import BN, EXPERIMENT, PLAIN, RATES, SCALES, USUAL, of, reached
 from normkit.lab.record import Run, TrialRecord, read_trial
-from normkit.lab.trial import run_trial, trial_paths
+from normkit.lab.trial import RunOptions, run_trial, trial_paths
 
 ARMS = EXPERIMENT.arms("desk")
 STEPS = ARMS[0].settings["steps"]
@@ -131,7 +131,7 @@ def test_arms_are_what_their_settings_say():
 def test_a_trial_runs(name, trains, tmp_path):
     arm = next(arm for arm in EXPERIMENT.arms("quick") if arm.name == name)
     trial = Trial("learning-rates", arm, 0, "quick", "fashion-mini")
-    run_trial(EXPERIMENT, trial, tmp_path, False, lambda *step: None)
+    run_trial(EXPERIMENT, trial, RunOptions(tmp_path), lambda *step: None)
     found = read_trial(trial_paths(trial, tmp_path)[0])
     assert found.end["status"] == ("done" if trains else "diverged")
     assert (reached(found) > 0.4) == trains

@@ -10,7 +10,7 @@ import normkit as nk
 from normkit.lab.experiment import Trial
 from normkit.lab.experiments.placement import EXPERIMENT, PLACEMENTS, RATES, is_as_good, net
 from normkit.lab.record import Run, TrialRecord, read_run
-from normkit.lab.trial import run_trial
+from normkit.lab.trial import RunOptions, run_trial
 from normkit.layers.batch import BatchNorm
 
 ARMS = {arm.settings["placement"]: arm for arm in EXPERIMENT.arms("quick")}
@@ -147,7 +147,7 @@ def test_per_position_has_parameters_for_every_position():
 @pytest.mark.parametrize("place", ["after", "position"])
 def test_a_quick_trial(place, tmp_path):
     trial = Trial("placement", ARMS[place], 0, "quick", "fashion-mini")
-    run_trial(EXPERIMENT, trial, tmp_path, False, lambda *step: None)
+    run_trial(EXPERIMENT, trial, RunOptions(tmp_path), lambda *step: None)
     run = read_run(tmp_path)
     (ended,) = run.trials
     assert ended.end["status"] == "done"

@@ -11,7 +11,7 @@ from normkit.lab.experiment import Trial
 from normkit.lab.experiments import experiment_named
 from normkit.lab.experiments.recipe import ARMS, EXPERIMENT
 from normkit.lab.record import Run, TrialRecord, read_trial
-from normkit.lab.trial import run_trial, trial_paths
+from normkit.lab.trial import RunOptions, run_trial, trial_paths
 
 STEPS = [0, 100, 200, 300]
 SETTINGS = {arm.name: arm.settings for arm in EXPERIMENT.arms("desk")}
@@ -131,7 +131,7 @@ def test_all_arms_start_from_the_same_weights_and_see_the_same_images():
 def test_a_quick_trial_runs(tmp_path):
     arm = next(arm for arm in EXPERIMENT.arms("quick") if arm.name == "bn-all")
     trial = Trial("recipe", arm, 0, "quick", "fashion-mini")
-    run_trial(EXPERIMENT, trial, tmp_path, False, lambda *step: None)
+    run_trial(EXPERIMENT, trial, RunOptions(tmp_path), lambda *step: None)
     found = read_trial(trial_paths(trial, tmp_path)[0])
     assert found.end["step"] == 20
     assert found.series("accuracy")[0] == [0, 20]

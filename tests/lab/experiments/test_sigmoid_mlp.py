@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from normkit.lab.data.transforms import binary
 from normkit.lab.experiment import Trial
 from normkit.lab.experiments import experiment_named
-from normkit.lab.experiments.sigmoid_mlp import EXPERIMENT, binary, published
+from normkit.lab.experiments.sigmoid_mlp import EXPERIMENT, published
 from normkit.lab.record import Run, TrialRecord
 
 STEPS = [0, 100, 200, 300]

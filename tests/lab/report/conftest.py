@@ -14,7 +14,10 @@ def report(tmp_path_factory):
 def browser(tmp_path_factory):
     executable = find_browser()
     if executable is None:
-        pytest.skip(f"needs a browser: none of {', '.join(NAMES)} is found. Install one: apt-get install chromium")
+        pytest.skip(
+            f"the report was not looked at in a browser: none of {', '.join(NAMES)} is on PATH. Install one: "
+            "apt-get install chromium"
+        )
     started = Browser(executable, tmp_path_factory.mktemp("profile"))
     yield started
     started.close()

@@ -9,6 +9,8 @@ from normkit.lab.report import Section, write_report
 from support import report_samples
 from support.browser import Page
 
+pytestmark = pytest.mark.deep
+
 DRAWN = [figure for section in report_samples.sections() for figure in section.findings.figures]
 COLOUR = "getComputedStyle(document.documentElement).backgroundColor"
 AXIS = "getComputedStyle(document.querySelector('.xtick text')).fill"

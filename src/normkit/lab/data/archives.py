@@ -65,7 +65,7 @@ def _read_file(path: Path, limit: int) -> bytes:
 
 
 def _read(file: IO[bytes], name: str, limit: int) -> bytes:
-    """No more than one byte above the limit, which is then too much for whoever decodes it: no bomb goes off."""
+    """Read one byte more than the limit at most, which the decoder then refuses: an archive bomb does no harm."""
     if not name.endswith(".gz"):
         return file.read(limit + 1)
     with gzip.open(file) as unpacked:

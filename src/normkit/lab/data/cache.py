@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import lzma
 import os
 from collections.abc import Iterator
@@ -11,16 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
+from normkit.atomic import replacing
 from normkit.lab.data.catalogue import FASHION_MINI, Bytes, Entry
 from normkit.lab.data.types import DataError
+from normkit.lab.locks import lock
 
 EMBEDDED = Path(__file__).parent / "fashion_mini.xz"
 
 
 def data_folder() -> Path:
     """Where sets are kept."""
-    told = os.environ.get("NORMKIT_DATA")
-    return Path(told).expanduser() if told else Path.home() / ".cache" / "normkit"
+    chosen = os.environ.get("NORMKIT_DATA")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "normkit"
 
 
 def own_folder(entry: Entry) -> Path:
@@ -41,31 +42,29 @@ def read_stored(entry: Entry) -> Bytes | None:
     except FileNotFoundError:
         return None
     except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
-        raise DataError(f"{entry.name} needs {path}; it cannot be read: {error}.") from error
+        raise DataError(f"{entry.name} needs {path}; it cannot be read: {error}. Check its permissions.") from error
     remedy = "Install normkit anew." if path == EMBEDDED else f"`normkit data get {entry.name}` replaces it."
     entry.check(content, str(path), remedy)
     return content
 
 
 def store(entry: Entry, content: Bytes) -> Path:
-    """Put canonical bytes in place; whoever looks finds them all or none."""
+    """Put canonical bytes in place; a reader finds all of them or none."""
     path = stored_path(entry)
-    beside = path.with_name(path.name + ".part")
     try:
-        with open(beside, "wb") as file:
-            content.tofile(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        with replacing(path) as part:
+            content.tofile(part)
     except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise DataError(f"{entry.name} needs {entry.size} bytes at {path}; they cannot be written: {error}.") from error
+        raise DataError(
+            f"{entry.name} needs {entry.size} bytes at {path}; they cannot be written: {error}. Make room, or set "
+            "NORMKIT_DATA to another folder."
+        ) from error
     return path
 
 
 @contextmanager
 def only_one(entry: Entry) -> Iterator[None]:
-    """Wait until no other process brings the same set."""
+    """Wait until no other process is fetching the same set."""
     path = data_folder() / f"{entry.name}.lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +74,7 @@ def only_one(entry: Entry) -> Iterator[None]:
             f"Data needs a folder that can be written; got {path.parent}: {error}. Set NORMKIT_DATA to another."
         ) from error
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file, wait=True)
         yield
 
 

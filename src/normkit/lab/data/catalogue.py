@@ -6,7 +6,6 @@ test set's. Every source must decode to them.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from normkit.errors import ArgumentError
+from normkit.errors import ArgumentError, did_you_mean
 from normkit.lab.data.types import DataError, DataSet, Images
 
 Bytes = npt.NDArray[np.uint8]
@@ -135,9 +134,7 @@ def entry_named(name: str) -> Entry:
     """The set of this name."""
     if name in CATALOGUE:
         return CATALOGUE[name]
-    near = difflib.get_close_matches(name.lower(), CATALOGUE, n=1)
-    meant = f"Did you mean {near[0]!r}? " if near else ""
     raise ArgumentError(
-        f"A data set needs a name of {', '.join(CATALOGUE)}, or the path of a folder of images; got {name!r}. "
-        f"{meant}Write a path as ./{name}; see `normkit data list`."
+        f"A data set needs a name of {', '.join(CATALOGUE)}, or the path of a folder of images; got {name!r}."
+        f"{did_you_mean(name, CATALOGUE)} Write a path as ./{name}; see `normkit data list`."
     )

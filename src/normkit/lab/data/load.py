@@ -10,7 +10,7 @@ from typing import NamedTuple
 from normkit.errors import ArgumentError
 from normkit.lab.data.cache import only_one, own_folder, read_stored, store, stored_path
 from normkit.lab.data.catalogue import CATALOGUE, FASHION_MINI, Bytes, Entry, entry_named
-from normkit.lab.data.download import Progress
+from normkit.lab.data.download import DownloadProgress
 from normkit.lab.data.fetch import decode_path, sources
 from normkit.lab.data.folder import FolderSet, open_folder
 from normkit.lab.data.types import DataError, DataSet
@@ -26,7 +26,7 @@ class Available(NamedTuple):
 
 
 def load(name_or_path: str) -> DataSet:
-    """A set by its name, or a folder of small images; the same again is not read again."""
+    """A set by its name, or a folder of small images; one that was loaded before is not read again."""
     found = load_any(name_or_path)
     if isinstance(found, FolderSet):
         raise ArgumentError(
@@ -53,8 +53,8 @@ def available() -> list[Available]:
     return [Available(entry.name, entry.what, _where(entry), entry.size) for entry in CATALOGUE.values()]
 
 
-def get(name: str, source: str | None = None, progress: Progress | None = None) -> Path:
-    """Bring a set onto this machine, and return the file it is in.
+def get(name: str, source: str | None = None, progress: DownloadProgress | None = None) -> Path:
+    """Fetch a set, and return the file it is in.
 
     `source`: local, debian, web or npm, the address of a folder on the web, or the path of a folder or an archive.
     Without one, a set that is here is left as it is, and one that is not is looked for in that order.
@@ -81,13 +81,13 @@ def get(name: str, source: str | None = None, progress: Progress | None = None) 
             failures.append(f"{origin.where} has nothing of it.")
     reasons = "".join(f"\n  {reason}" for reason in failures)
     raise DataError(
-        f"{name} could not be got:{reasons}\n"
+        f"{name} could not be fetched:{reasons}\n"
         f"Put its files ({', '.join(entry.files)}) into {own_folder(entry)}, or name a --source that has them."
     )
 
 
 def _quiet(what: str, done: int, total: int | None) -> None:
-    """Nobody watches."""
+    """Report nothing."""
 
 
 def _is_path(text: str) -> bool:
@@ -106,7 +106,7 @@ def _local_folders(entry: Entry) -> list[Path]:
 
 
 def _local(entry: Entry) -> Bytes | None:
-    """What is here already; the web is asked by `get` alone, because nobody wants a surprise of that size."""
+    """What is on this machine already. Only `get` downloads: the sets are large."""
     content = read_stored(entry)
     folders = iter(_local_folders(entry)) if entry is not FASHION_MINI else iter(())
     while content is None and (folder := next(folders, None)) is not None:

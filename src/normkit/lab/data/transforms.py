@@ -1,20 +1,20 @@
-"""Images as networks take them: standardized, cut and mirrored. The draws are those of the generator that is given."""
+"""Images as networks take them: standardized, cut and mirrored, or binary. Random ones draw from a given generator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from normkit.errors import ArgumentError
 from normkit.lab.data.batching import Transform
+from normkit.lab.data.crops import check_size
 
 Prepare = Callable[[Tensor], Tensor]  # stored pixels, uint8 (N, C, H, W), to a network's input
 
 
 def standardized(training: Tensor) -> Prepare:
-    """Return what gives pixels the training images' mean 0 and variance 1, channel by channel, in channels_last."""
+    """Return a map to channels_last images, which gives the training images mean 0 and variance 1 in each channel."""
     pixels = training.flatten(2).float()
     mean, deviation = pixels.mean((0, 2)).view(-1, 1, 1), pixels.std((0, 2)).view(-1, 1, 1)
     return lambda pixels: pixels.float().sub_(mean).div_(deviation).contiguous(memory_format=torch.channels_last)
@@ -37,24 +37,11 @@ def cut_and_mirrored(prepare: Prepare, size: int) -> Transform:
     return transform
 
 
-def crops(pixels: Tensor, size: int, count: int) -> Iterator[Tensor]:
-    """The squares of this size that a network is asked about: 1: the centre; 10: corners and centre, also mirrored."""
-    if count not in (1, 10):
-        raise ArgumentError(f"count must be 1 or 10; got {count}.")
-    height, width = pixels.shape[2:]
-    check_size(size, height, width)
-    down, across = height - size, width - size
-    places = [(down // 2, across // 2)]
-    if count == 10:
-        places += [(top, left) for top in (0, down) for left in (0, across)]
-    for top, left in places:
-        square = pixels[:, :, top : top + size, left : left + size]
-        yield square
-        if count == 10:
-            yield square.flip(3)
+def binary(pixels: Tensor) -> Tensor:
+    """Images with every pixel on or off, by a threshold: for testing."""
+    return (pixels > 127).float().flatten(1)
 
 
-def check_size(size: int, height: int, width: int) -> None:
-    """Refuse squares that do not fit."""
-    if not 1 <= size <= min(height, width):
-        raise ArgumentError(f"Squares of {size} pixels cannot be cut from images of {height} x {width}.")
+def drawn_binary(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Images with every pixel on or off, each on with its brightness as the probability: for training."""
+    return torch.bernoulli(pixels.float() / 255, generator=generator).flatten(1)

@@ -23,7 +23,7 @@ class Images(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """A set that fits into memory. Whoever loads it shares it: its tensors are to be read, not written."""
+    """A set in memory. All who load it share its tensors, which must not be changed."""
 
     name: str
     classes: tuple[str, ...]

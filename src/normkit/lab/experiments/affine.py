@@ -13,12 +13,12 @@ import normkit as nk
 from normkit.functional import batch_core
 from normkit.functional.batch_core import Terms
 from normkit.lab import data, models
+from normkit.lab.data.transforms import binary, drawn_binary
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.experiments.sigmoid_mlp import binary, drawn
 from normkit.lab.findings import Figure, Findings, Table
+from normkit.lab.measures import accuracy, chance_level
 from normkit.lab.record import Run, TrialRecord
 from normkit.lab.summaries import curve_over_seeds, is_complete, last, verdict, with_range
-from normkit.lab.trial import accuracy, chance_level
 from normkit.moments import Moments
 
 NEITHER, SHIFT, SCALE, BOTH = AFFINES = ("standardize", "shift", "scale", "both")
@@ -74,9 +74,10 @@ class AffineMaps(Experiment):
         settings, found = trial.arm.settings, data.load(trial.data)
         norm = nk.BatchNorm1d if settings["statistics"] == "differentiated" else ConstantStatistics
         pixels, classes = found.train.pixels[0].numel(), len(found.classes)
-        model = models.sigmoid_mlp(lambda c: norm(c, affine=settings["affine"]), inputs=pixels, classes=classes)
-        torch.manual_seed(trial.seed)  # the same weights for all arms, whatever was drawn while they were built
-        models.initialize_(model, "gaussian", settings["std"])
+        model = models.sigmoid_mlp(
+            lambda c: norm(c, affine=settings["affine"]), inputs=pixels, classes=classes, std=None
+        )
+        models.initialize_(model, "gaussian", settings["std"], seed=trial.seed)  # the same for all arms
         layers = [module for module in model.hidden.modules() if isinstance(module, nn.Linear)]
         model.requires_grad_(settings["trained"] == "all")
         if settings["has_biases"]:
@@ -91,7 +92,7 @@ class AffineMaps(Experiment):
         return Training(
             model,
             torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=settings["rate"]),
-            lambda start: data.batches(found.train, settings["batch"], trial.seed, start, drawn),
+            lambda start: data.batches(found.train, settings["batch"], trial.seed, start, drawn_binary),
             settings["steps"],
             lambda step: step % EVERY[trial.scale] == 0,
             measure,
@@ -110,7 +111,7 @@ EXPERIMENT = AffineMaps()
 
 
 class ConstantStatistics(nk.BatchNorm1d):
-    """Batch normalization whose backward knows nothing of the mean and the variance: the mistake of section 2."""
+    """Batch Normalization whose backward takes the mean and the variance for constants: the mistake of section 2."""
 
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
         batch = batch_core.moments_of(input.detach(), terms.features, None)
@@ -118,7 +119,7 @@ class ConstantStatistics(nk.BatchNorm1d):
 
 
 def _of_biases(layers: Sequence[nn.Linear], start: Sequence[Tensor]) -> dict[str, float]:
-    """How far the farthest is from where it began, and the last step's gradients, which are still there."""
+    """How far the farthest bias has moved from its start, and the last step's gradients, which are still stored."""
     moved = max(_largest(layer.bias - begun) for layer, begun in zip(layers, start, strict=True))
     biases = [layer.bias.grad for layer in layers if layer.bias.grad is not None]
     weights = [layer.weight.grad for layer in layers if layer.weight.grad is not None]
@@ -134,10 +135,10 @@ def _largest(values: Tensor) -> float:
 def _restoring(run: Run) -> tuple[bool, str]:
     losses = {arm: [_last_loss(trial) for trial in run.of(arm)] for arm in AFFINES}
     lower = [both < neither for both, neither in zip(losses[BOTH], losses[NEITHER], strict=False)]
-    told = ", ".join(f"{arm} {with_range(losses[arm], 4)}" for arm in AFFINES)
+    ends_at = ", ".join(f"{arm} {with_range(losses[arm], 4)}" for arm in AFFINES)
     ends = {arm: with_range([last(trial) for trial in run.of(arm)], 3) for arm in (NEITHER, BOTH)}
     return bool(lower) and all(lower), (
-        f"(a) Training loss at the end: {told}; with both lower than with neither in {sum(lower)} of {len(lower)} "
+        f"(a) Training loss at the end: {ends_at}; with both lower than with neither in {sum(lower)} of {len(lower)} "
         f"seeds. Test accuracy: standardize {ends[NEITHER]}, both {ends[BOTH]}."
     )
 
@@ -180,7 +181,7 @@ def _last_loss(trial: TrialRecord) -> float:
 
 
 def _apart(one: TrialRecord, other: TrialRecord, key: str) -> float:
-    """How far two trials are from each other where that is most. Not before the first step: nothing is stored yet."""
+    """The largest difference of two trials, but for that before the first step, when no statistics are stored."""
     theirs, ours = (dict(zip(*trial.series(key), strict=True)) for trial in (one, other))
     return max((abs(theirs[s] - ours[s]) for s in theirs if s > 0 and s in ours), default=float("inf"))
 
@@ -209,7 +210,7 @@ def _table(run: Run) -> Table:
 
 
 def _short(values: Sequence[float]) -> str:
-    """As `with_range`, of numbers that may be very small."""
+    """The median and the range of numbers that may be very small."""
     return f"{median(values):.2g} ({min(values):.2g} to {max(values):.2g})" if values else "-"
 
 

@@ -12,21 +12,22 @@ from torch import Tensor, nn
 
 import normkit as nk
 from normkit.lab import data, models
-from normkit.lab.data.transforms import Prepare, crops, cut_and_mirrored, standardized
+from normkit.lab.data.crops import square_crops
+from normkit.lab.data.transforms import Prepare, cut_and_mirrored, standardized
 from normkit.lab.data.types import Images
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Figure, Findings, Outcome, Table
+from normkit.lab.measures import chance_level
 from normkit.lab.record import Run, TrialRecord
-from normkit.lab.summaries import curve_over_seeds, last, with_range
-from normkit.lab.trial import chance_level
+from normkit.lab.summaries import curve_over_seeds, last, verdict, with_range
 
 STEPS = {"quick": 20, "desk": 3000, "full": 10_000}
 EVERY = {"quick": 10, "desk": 200, "full": 500}
-TIMES = 3  # large sets are trained on for so many times the steps
+TIMES = 3  # as many steps on large sets
 MARGIN = 4  # pixels that crops leave out: they are of 24 of 28, 28 of 32
 ENSEMBLE, BEST, MEAN = "ensemble", "best member", "mean of the members"
 CROPS = {1: "single crop", 10: "10 crops"}
-COLUMNS = [(top, count) for count in CROPS for top in (1, 5)]  # what is measured, of whomever
+COLUMNS = [(top, count) for count in CROPS for top in (1, 5)]  # measured of every member and of the ensemble
 # The paper varies each by "some of" these three things, and does not say which has which.
 MEMBERS: tuple[dict[str, Any], ...] = (
     {"conv_weights": 2.0, "dropout": 0.0, "per_activation": False},
@@ -50,7 +51,7 @@ NOTES = (
 )
 
 
-Errors = dict[str, list[float]]  # of whom, in the order of COLUMNS, in percent
+Errors = dict[str, list[float]]  # of each member and the ensemble, in the order of COLUMNS, in percent
 
 
 class Ensemble(Experiment):
@@ -64,7 +65,7 @@ class Ensemble(Experiment):
     source = "Ioffe & Szegedy 2015, section 4.2.3 and figure 4"
 
     def arms(self, scale: Scale) -> Sequence[Arm]:
-        """One, with all members in it; `test_images` is how many are looked at, None for all."""
+        """One arm with all members; `test_images` is how many are used, None for all."""
         settings = {
             "members": list(MEMBERS),
             "modules": 3,
@@ -128,7 +129,7 @@ class Ensemble(Experiment):
         return Findings(
             self.claim,
             self.source,
-            "unclear" if missing else _outcome(held),
+            _outcome(held, complete=not missing),
             reasons,
             [_table(done, run.header["settings"]["members"])],
             _figures(run),
@@ -147,7 +148,7 @@ class Members(nn.Module):
         self.members = nn.ModuleList(members)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images of each member's own, (member, N, C, H, W), or the same for all, to logits (member, N, class)."""
+        """Logits (member, N, class) of images (N, C, H, W) for all members, or (member, N, C, H, W) for one each."""
         images = x if x.dim() == 5 else [x] * len(self.members)
         asked = zip(self.members, images, strict=True)
         return torch.stack([net(own.contiguous(memory_format=torch.channels_last)) for net, own in asked])
@@ -190,12 +191,12 @@ def _per_activation_(net: models.Inception, example: Tensor) -> None:
 
 
 def _steps_taken(model: nn.Module) -> int:
-    """How many batches a norm has seen; checkpoints carry it."""
+    """How many batches a norm has seen, a number that checkpoints keep."""
     return next(int(buffer) for name, buffer in model.named_buffers() if name.endswith("num_batches_tracked"))
 
 
 def key(who: str, top: int, count: int) -> str:
-    """The name of an accuracy in a record: of whom, among how many answers, with how many crops."""
+    """The name of an accuracy in a record: of a member or the ensemble, top-1 or top-5, with how many crops."""
     return f"{who}.top{top}.crops{count}"
 
 
@@ -204,10 +205,10 @@ def _names(members: int) -> list[str]:
 
 
 def _accuracies(model: nn.Module, test: Images, prepare: Prepare, size: int, count: int) -> dict[str, float]:
-    """Of each member and of the ensemble; probabilities are averaged over crops, and then over members."""
+    """Accuracies of each member and of the ensemble; probabilities are averaged over crops, then over members."""
     right: Counter[str] = Counter()
     for pixels, labels in zip(test.pixels.split(1000), test.labels.split(1000), strict=True):
-        asked = [model(prepare(square)).softmax(-1) for square in crops(pixels, size, count)]
+        asked = [model(prepare(square)).softmax(-1) for square in square_crops(pixels, size, count)]
         each = torch.stack(asked).mean(0)  # (member, image, class)
         for who, probabilities in zip(_names(len(each)), [*each, each.mean(0)], strict=True):
             is_right = probabilities.argsort(descending=True) == labels[:, None]
@@ -216,7 +217,7 @@ def _accuracies(model: nn.Module, test: Images, prepare: Prepare, size: int, cou
 
 
 def end_errors(trial: TrialRecord) -> Errors:
-    """Those at the end. The best member has the lowest top-1 error, and of several such the lowest top-5 error."""
+    """Errors at the end. The best member has the lowest top-1 error and, among equals, the lowest top-5 error."""
     names = _names(len(trial.header["settings"]["members"]))
     *members, ensemble = [[100 * (1 - last(trial, key(who, *column))) for column in COLUMNS] for who in names]
     best = min(errors[:2] for errors in members) + min(errors[2:] for errors in members)
@@ -225,14 +226,18 @@ def end_errors(trial: TrialRecord) -> Errors:
 
 
 def _is_better(errors: Errors, column: int) -> bool:
-    """Of the top-5 error no more is asked than that it is not above: it may be the same few images."""
+    """Whether the ensemble errs less; for top-5, whether it errs no more: few images decide, perhaps the same ones."""
     ours, best = errors[ENSEMBLE][column], errors[BEST][column]
     return ours < best if COLUMNS[column][0] == 1 else ours <= best
 
 
-def _outcome(held: Sequence[Sequence[bool]]) -> Outcome:
-    is_ever_below = any(any(seeds) for (top, _), seeds in zip(COLUMNS, held, strict=True) if top == 1)
-    return "contradicted" if not is_ever_below else "supported" if all(map(all, held)) else "unclear"
+def _outcome(held: Sequence[Sequence[bool]], complete: bool) -> Outcome:
+    """Top-1 errors decide; of top-5 errors the claim asks only that they are not higher."""
+    of_top = {
+        wanted: [one for (top, _), seeds in zip(COLUMNS, held, strict=True) if top == wanted for one in seeds]
+        for wanted in (1, 5)
+    }
+    return verdict(of_top[1], complete, also=of_top[5])
 
 
 def _cell(done: Sequence[Errors], who: str, column: int) -> str:
@@ -241,23 +246,23 @@ def _cell(done: Sequence[Errors], who: str, column: int) -> str:
 
 def _reason(done: Sequence[Errors], column: int, held: Sequence[bool]) -> str:
     top, count = COLUMNS[column]
-    told = ", ".join(f"{who} {_cell(done, who, column)}%" for who in (ENSEMBLE, BEST, MEAN))
+    errors = ", ".join(f"{who} {_cell(done, who, column)}%" for who in (ENSEMBLE, BEST, MEAN))
     rank = f"{'below' if top == 1 else 'not above'} the best member's in {sum(held)} of {len(held)} seeds"
-    return f"Top-{top} error, {CROPS[count]}: {told}. The ensemble's is {rank}."
+    return f"Top-{top} error, {CROPS[count]}: {errors}. The ensemble's is {rank}."
 
 
 def _table(done: Sequence[Errors], members: Sequence[Mapping[str, Any]]) -> Table:
-    varied = dict(zip(_names(len(members)), map(_told, members), strict=False))
-    rows = {BEST: None, MEAN: None, ENSEMBLE: None} | varied
+    variations = dict(zip(_names(len(members)), map(_variation, members), strict=False))
+    rows = {BEST: None, MEAN: None, ENSEMBLE: None} | variations
     return Table(
         "Test error at the end, %",
         ["", *(f"top-{top}, {CROPS[count]}" for top, count in COLUMNS), "varied by"],
-        [[who, *(_cell(done, who, column) for column in range(len(COLUMNS))), told] for who, told in rows.items()],
+        [[who, *(_cell(done, who, column) for column in range(len(COLUMNS))), varied] for who, varied in rows.items()],
         "Median (range) over seeds. The best member is that of lowest top-1 error, in each seed and with these crops.",
     )
 
 
-def _told(varied: Mapping[str, Any]) -> str:
+def _variation(varied: Mapping[str, Any]) -> str:
     words = {
         f"initial convolutions x{varied['conv_weights']:g}": varied["conv_weights"] != 1,
         f"Dropout {varied['dropout']:.0%}": varied["dropout"],
@@ -267,7 +272,7 @@ def _told(varied: Mapping[str, Any]) -> str:
 
 
 def _figures(run: Run) -> list[Figure]:
-    """All of the training, and the same from where the curves come near their ends."""
+    """Accuracy over all of the training, and close up where it is near the highest."""
     names = _names(len(run.header["settings"]["members"]))
     curves = [curve_over_seeds(name, run.trials, key(name, 1, 1)) for name in names]
     close = [curve.above(0.93 * max((value for of in curves for value in of.y), default=0.0)) for curve in curves]

@@ -13,12 +13,21 @@ from torch import Tensor, nn
 
 import normkit as nk
 from normkit.lab import data, models
-from normkit.lab.data import transforms
+from normkit.lab.classification import Classification
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Cell, Figure, Findings, Outcome, Table
+from normkit.lab.measures import chance_level
 from normkit.lab.record import Run, TrialRecord
-from normkit.lab.summaries import accuracy_figures, best, curve_over_seeds, is_complete, middle, steps_to, with_range
-from normkit.lab.trial import accuracy, chance_level
+from normkit.lab.summaries import (
+    accuracy_figures,
+    best,
+    curve_over_seeds,
+    is_complete,
+    middle,
+    steps_to,
+    verdict,
+    with_range,
+)
 
 PLAIN, BASELINE, X5, X30, X5_SIGMOID = "inception", "bn-baseline", "bn-x5", "bn-x30", "bn-x5-sigmoid"
 PLAIN_X5, PLAIN_SIGMOID = "inception-x5", "inception-sigmoid"
@@ -43,7 +52,7 @@ RATE, PAPERS_RATE = 0.02, 0.0015
 PAPERS_STEPS = 31_000_000
 BATCH = 32
 DECAY, DECAY_ON_LARGE_SETS = 0.5, 0.1  # of the rate, over the plain net's length
-SLACK = 0.01  # the second level is so much below the first, which a single lucky evaluation decides
+SLACK = 0.01  # of accuracy below the first level, which a single lucky evaluation may set: the second level
 
 
 class Length(NamedTuple):
@@ -175,17 +184,16 @@ def task_of(trial: Trial) -> Task:
         inputs = partial(_large_batches, found, trial.seed)
         right = partial(_accuracy_on_large, found)
         return Task(models.bn_inception, 3, len(found.classes), PAPERS_RATE, DECAY_ON_LARGE_SETS, steps, inputs, right)
-    prepare = transforms.standardized(found.train.pixels)
-    images, labels = prepare(found.test.pixels[: length.images]), found.test.labels[: length.images]
+    images = Classification(found, length.images)
     return Task(
         partial(models.small_inception, modules=6),
-        found.train.pixels.shape[1],
-        len(found.classes),
+        images.channels,
+        images.classes,
         RATE,
         DECAY_ON_LARGE_SETS if found.is_large else DECAY,
         length.steps_on_large_sets if found.is_large else length.steps,
-        lambda start: data.batches(found.train, BATCH, trial.seed, start, lambda pixels, _: prepare(pixels)),
-        lambda model: accuracy(model, images, labels, batch=500),
+        partial(images.batches, BATCH, trial.seed),
+        partial(images.accuracy, batch=500),
     )
 
 
@@ -213,9 +221,9 @@ def make_model(settings: Mapping[str, Any], task: Task, seed: int) -> nn.Module:
         activation=settings["activation"],
         dropout=settings["dropout"],
         lrn=settings["lrn"],
+        init=None,
     )
-    torch.manual_seed(seed)  # whatever was drawn while it was built
-    models.initialize_(model, "he")
+    models.initialize_(model, "he", seed=seed)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
@@ -229,12 +237,12 @@ class Protocol(NamedTuple):
     reference: str
 
     def steps(self, arm: str, below: float = 0.0) -> list[float | None]:
-        """An arm's steps to what the reference with its seed reached, or to so much below."""
+        """An arm's steps to what the reference reached with the same seed, less `below`."""
         levels = {trial.seed: best(trial) - below for trial in self.run.of(self.reference)}
         return [steps_to(trial, levels[trial.seed]) for trial in self.run.of(arm) if trial.seed in levels]
 
     def ratios(self, arm: str, below: float = 0.0) -> list[float | None]:
-        """How many times fewer steps an arm takes than the reference; None where it never comes there."""
+        """How many times fewer steps an arm takes than the reference; None if it never reaches that level."""
         both = zip(self.steps(self.reference, below), self.steps(arm, below), strict=False)
         return [a / b if a and b else None for a, b in both]
 
@@ -245,7 +253,7 @@ class Protocol(NamedTuple):
 
 
 def highest(run: Run, arm: str) -> float:
-    """The most that an arm reached, in the median over seeds."""
+    """An arm's best accuracy, in the median over seeds."""
     return middle([best(trial) for trial in run.of(arm)]) or 0.0
 
 
@@ -257,26 +265,24 @@ def late_gain(trial: TrialRecord) -> float:
 
 
 def best_of(run: Run, arms: Iterable[str]) -> str:
-    """The arm that comes highest."""
+    """The arm with the best accuracy."""
     return max(arms, key=lambda arm: highest(run, arm))
 
 
 def outcome(run: Run, protocols: Sequence[Protocol], complete: bool) -> Outcome:
-    """Supported if every part of the claim holds in medians over seeds; against it if BN is nowhere sooner."""
-    if not complete:
+    """Supported if every part of the claim holds in medians over seeds; contradicted if BN is sooner by no protocol."""
+    if not complete:  # arms without a trial have no median
         return "unclear"
-    sooner = [protocol.is_sooner(X5) for protocol in protocols]
     parts = [
-        *sooner,
         highest(run, best_of(run, BN_RATES)) > highest(run, best_of(run, PLAIN_RATES)),
         highest(run, PLAIN_X5) < highest(run, PLAIN),
         highest(run, PLAIN_SIGMOID) < highest(run, X5_SIGMOID),
     ]
-    return "supported" if all(parts) else "unclear" if any(sooner) else "contradicted"
+    return verdict([protocol.is_sooner(X5) for protocol in protocols], complete, also=parts)
 
 
 def _reasons(run: Run, papers: Protocol, best_rates: Protocol) -> list[str]:
-    def told(arm: str) -> str:
+    def shown(arm: str) -> str:
         return f"{arm} {with_range([100 * best(trial) for trial in run.of(arm)], 1)}%"
 
     def sooner(protocol: Protocol) -> str:
@@ -288,9 +294,9 @@ def _reasons(run: Run, papers: Protocol, best_rates: Protocol) -> list[str]:
         f"To that of {best_rates.reference}, the best of {len(PLAIN_RATES)} rates without BN: {sooner(best_rates)}.",
         f"In the last quarter of its steps {best_rates.reference} still rose by "
         f"{with_range([100 * late_gain(trial) for trial in run.of(best_rates.reference)], 1)} points.",
-        f"The highest accuracies: {told(best_of(run, BN_RATES))}, {told(best_rates.reference)}.",
-        f"At five times the rate without BN: {told(PLAIN_X5)}, where {told(PLAIN)}.",
-        f"With sigmoids: {told(X5_SIGMOID)}, {told(PLAIN_SIGMOID)}.",
+        f"The highest accuracies: {shown(best_of(run, BN_RATES))}, {shown(best_rates.reference)}.",
+        f"At five times the rate without BN: {shown(PLAIN_X5)}, where {shown(PLAIN)}.",
+        f"With sigmoids: {shown(X5_SIGMOID)}, {shown(PLAIN_SIGMOID)}.",
     ]
 
 

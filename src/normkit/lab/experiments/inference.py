@@ -15,10 +15,10 @@ from normkit.errors import ShapeError
 from normkit.lab import data, models
 from normkit.lab.data.transforms import standardized
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.findings import Figure, Findings, Outcome, Table
+from normkit.lab.findings import Figure, Findings, Table
+from normkit.lab.measures import accuracy, chance_level
 from normkit.lab.record import Run, TrialRecord
-from normkit.lab.summaries import curve_over_seeds, with_range
-from normkit.lab.trial import accuracy, chance_level
+from normkit.lab.summaries import curve_over_seeds, verdict, with_range
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments, population
 
@@ -67,7 +67,7 @@ class Inference(Experiment):
     source = "Ioffe & Szegedy 2015, section 3.1 and Algorithm 2"
 
     def arms(self, scale: Scale) -> Sequence[Arm]:
-        """A net of convolutions and one without; nothing is compared across them."""
+        """A net of convolutions and one without; they are not compared with each other."""
         shared: dict[str, Any] = {"batch": 32, "momentum": 0.9, "steps": POINTS[scale][-1]}
         shared |= {"averages": list(MOMENTA), "population": 100}  # momenta, and how many batches Algorithm 2 averages
         return [
@@ -76,7 +76,7 @@ class Inference(Experiment):
         ]
 
     def training(self, trial: Trial) -> Training:
-        """SGD; moving averages of all momenta are kept along, which training does not read."""
+        """SGD; moving averages with all momenta are kept, which training does not read."""
         settings, found = trial.arm.settings, data.load(trial.data)
         prepare = standardized(found.train.pixels)
 
@@ -101,14 +101,16 @@ class Inference(Experiment):
         )
 
     def findings(self, run: Run) -> Findings:
-        """Hold every statistic against Algorithm 2's."""
+        """Compare every statistic with Algorithm 2's."""
         nets = {arm: trials for arm in (CONV, MLP) if (trials := [t for t in run.of(arm) if t.end and t.measured])}
         judged = {arm: _Judged(trials) for arm, trials in nets.items()}
+        papers = [held for one in judged.values() for held in one.papers]
+        others = [held for one in judged.values() for held in one.others]
         is_complete = len(nets) == 2 and all(trial.end and trial.end["status"] == "done" for trial in run.trials)
         return Findings(
             self.claim,
             self.source,
-            _outcome(list(judged.values()), is_complete),
+            verdict(papers, is_complete, also=others, contradicted_by="any"),
             [f"{arm}: {reason}" for arm in judged for reason in judged[arm].reasons],
             [*(_accuracies(arm, trials) for arm, trials in nets.items()), _changes(nets)],
             [_figure(arm, trials) for arm, trials in nets.items()],
@@ -128,16 +130,16 @@ def net(kind: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     return model
 
 
-# ---- statistics beside one another
+# ---- statistics side by side
 
 
 def norms_of(model: nn.Module) -> list[BatchNorm]:
-    """The layers whose statistics this is about."""
+    """The layers whose statistics are compared."""
     return [module for module in model.modules() if isinstance(module, BatchNorm)]
 
 
 def keep_averages_(model: nn.Module, momenta: Sequence[float]) -> None:
-    """Let every norm keep moving averages of several momenta, as buffers that go into checkpoints."""
+    """Let every norm keep moving averages with several momenta, as buffers, which checkpoints keep."""
     for layer in norms_of(model):
         layer.momentum = 1.0  # what the layer stores itself is the mean and unbiased variance of the last batch
         layer.register_buffer("momenta", torch.tensor(momenta).unsqueeze(1))
@@ -161,7 +163,7 @@ def averages_of(model: nn.Module) -> dict[str, list[Moments]]:
 
 
 def populations_of(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, list[Moments]]:
-    """The population statistics of every norm, by method, from batches that go through the net as in training."""
+    """The population statistics of every norm, by method, from batches that pass through the net as in training."""
     layers = norms_of(model)
     seen: list[list[Moments]] = [[] for _ in layers]
     for layer, own in zip(layers, seen, strict=True):
@@ -172,7 +174,7 @@ def populations_of(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, lis
 
 
 def measure(model: nn.Module, images: Tensor, labels: Tensor, batches: Iterable[Tensor]) -> dict[str, Any]:
-    """Try all statistics on copies of a net, which is itself left as it was."""
+    """Try all statistics on copies of a net, which itself is left as it was."""
     found: dict[str, Any] = {}
     trained = deepcopy(model).train()
     for name, statistics in (averages_of(model) | populations_of(deepcopy(trained), batches)).items():
@@ -193,7 +195,7 @@ def measure(model: nn.Module, images: Tensor, labels: Tensor, batches: Iterable[
 
 
 def moved(model: nn.Module, images: Tensor) -> float:
-    """The largest change of the logits of 16 examples when other 16 come with them."""
+    """The largest change of the logits of 16 examples when the 16 others in their batch are replaced."""
     one, other = (model(torch.cat([images[:16], images[i : i + 16]]))[:16] for i in (16, 32))
     return float((one - other).abs().max())
 
@@ -202,7 +204,7 @@ def moved(model: nn.Module, images: Tensor) -> float:
 
 
 class _Judged:
-    """What the trials of one net say: whether the paper's claims hold, whether the others do, and why."""
+    """What the trials of one net show: whether the paper's claims hold, whether the others do, and the reasons."""
 
     def __init__(self, trials: Sequence[TrialRecord]) -> None:
         stored, batch = ([_relative(trial, f"moved {kind}") for trial in trials] for kind in ("stored", "batch"))
@@ -246,17 +248,8 @@ def _percent(trials: Sequence[TrialRecord], key: str, at: int) -> str:
     return with_range([100 * value for value in values if value is not None], 1)
 
 
-def _outcome(judged: Sequence[_Judged], is_complete: bool) -> Outcome:
-    papers = [claim for one in judged for claim in one.papers]
-    if not is_complete:
-        return "unclear"
-    if False in papers:
-        return "contradicted"
-    return "supported" if all(papers) and all(all(one.others) for one in judged) else "unclear"
-
-
 def _refusal(arm: str, trial: TrialRecord) -> list[str]:
-    """What the net said to one image without eval(), if it was not logits."""
+    """The error that one image raises without eval(), if it raises one."""
     said = trial.measured[0]["refused"]
     return [f'{arm}: one image without eval() is refused: "{said}"'] if said else []
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 import normkit as nk
 from normkit.lab import data, models
-from normkit.lab.data.transforms import standardized
+from normkit.lab.classification import Classification
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.findings import Curve, Figure, Findings, Outcome, Table
+from normkit.lab.findings import Curve, Figure, Findings, Table
 from normkit.lab.record import Run, TrialRecord
-from normkit.lab.summaries import is_complete, with_range
-from normkit.lab.trial import accuracy, chance_level
+from normkit.lab.summaries import is_complete, verdict, with_range
 
 PLAIN, BN = "plain", "bn"
 NETS = (PLAIN, BN)
@@ -29,7 +28,6 @@ SCALES = {"quick": range(-4, 5, 2), "desk": range(-6, 7), "full": range(-6, 7)}
 USUAL = {"rate": 0.0316, "scale": 1.0}  # of the one, while the other is varied
 HIDDEN = (100,) * 5
 TRAINS, TRAINS_WELL = 0.5, 0.9  # of the best accuracy of the seed
-Answer = Literal["wider", "not wider", "open"]
 NOTES = (
     "A trial trains if it ends with at least half the best accuracy of all trials of its seed; one whose loss is no "
     "longer finite counts as 0. A range is as many steps of the grid as there are points of it that train, gaps left "
@@ -70,19 +68,10 @@ class LearningRates(Experiment):
         settings, found = trial.arm.settings, data.load(trial.data)
         sizes = [found.train.pixels[0].numel(), *settings["hidden"]]
         model = relu_net(nk.BatchNorm1d if settings["net"] == BN else None, sizes, len(found.classes))
-        torch.manual_seed(trial.seed)  # the same weights for both nets, whatever was drawn while they were built
-        models.initialize_(model, "he", settings["scale"])
-        prepare = standardized(found.train.pixels)
-        images, labels = prepare(found.test.pixels), found.test.labels
-        return Training(
-            model,
-            torch.optim.SGD(model.parameters(), lr=settings["rate"]),
-            lambda start: data.batches(found.train, settings["batch"], trial.seed, start, lambda p, _: prepare(p)),
-            settings["steps"],
-            lambda step: step > 0 and step % EVERY[trial.scale] == 0,
-            lambda model: {"accuracy": accuracy(model, images, labels)},
-            chance=chance_level(len(found.classes)),
-        )
+        models.initialize_(model, "he", settings["scale"], seed=trial.seed)  # the same for both nets
+        optimizer = torch.optim.SGD(model.parameters(), lr=settings["rate"])
+        every = EVERY[trial.scale]
+        return Classification(found).training(trial, model, optimizer, lambda step: step > 0 and step % every == 0)
 
     def findings(self, run: Run) -> Findings:
         """Compare the widths of what trains."""
@@ -94,9 +83,8 @@ class LearningRates(Experiment):
         if all(highest.values()):
             ratio = median(highest[BN]) / median(highest[PLAIN])
             reasons.append(f"The highest rate that trains is {ratio:.3g} times as high with BN (medians over seeds).")
-        outcome = _outcome(
-            [answer for sweep in sweeps for answer in sweep.answers()], is_complete(run, self.arms(scale))
-        )
+        holds = [answer for sweep in sweeps for answer in sweep.is_wider()]
+        outcome = verdict(holds, is_complete(run, self.arms(scale)))
         tables = [_ranges_table(sweeps), *map(_accuracy_table, sweeps)]
         return Findings(self.claim, self.source, outcome, reasons, tables, [*map(_figure, sweeps)], NOTES)
 
@@ -148,9 +136,9 @@ class Sweep:
         """What trains, seed by seed."""
         return [self._range(net, seed, share * self._best[seed]) for seed in self.seeds]
 
-    def answers(self) -> list[Answer]:
-        """Whether BN's range is the wider one, seed by seed."""
-        return [_compare(*pair) for pair in zip(self.ranges(PLAIN), self.ranges(BN), strict=True)]
+    def is_wider(self) -> list[bool | None]:
+        """Whether BN's range is the wider one, seed by seed; None where that is open."""
+        return [_is_wider(*pair) for pair in zip(self.ranges(PLAIN), self.ranges(BN), strict=True)]
 
     def _range(self, net: str, seed: int, level: float) -> Range:
         there = [value for value in self.grid if self._reached.get((net, seed, value), 0.0) >= max(level, 1e-9)]
@@ -165,16 +153,11 @@ def reached(trial: TrialRecord) -> float:
     return dict(zip(*trial.series("accuracy"), strict=True)).get(trial.header["steps"], 0.0)
 
 
-def _compare(plain: Range, bn: Range) -> Answer:
-    """A range that is cut off may be wider than it looks."""
+def _is_wider(plain: Range, bn: Range) -> bool | None:
+    """Open if the narrower range is cut off by the grid: it may be wider than it looks."""
     if bn.decades > plain.decades:
-        return "open" if plain.is_cut else "wider"
-    return "open" if bn.is_cut else "not wider"
-
-
-def _outcome(answers: Sequence[Answer], is_complete: bool) -> Outcome:
-    given = set(answers) if is_complete else set()
-    return "supported" if given == {"wider"} else "contradicted" if given == {"not wider"} else "unclear"
+        return None if plain.is_cut else True
+    return None if bn.is_cut else False
 
 
 def _width(ranges: Sequence[Range]) -> str:
@@ -190,7 +173,7 @@ def _span(ranges: Sequence[Range]) -> str:
 
 def _reason(sweep: Sweep) -> str:
     plain, bn = sweep.ranges(PLAIN), sweep.ranges(BN)
-    wider = sweep.answers().count("wider")
+    wider = sweep.is_wider().count(True)
     return (
         f"Of the {sweep.title}, BN trains over {_width(bn)} decades, {_span(bn)}, and the plain net over "
         f"{_width(plain)}, {_span(plain)}: wider with BN in {wider} of {len(sweep.seeds)} seeds."

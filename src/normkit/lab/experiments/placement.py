@@ -11,13 +11,12 @@ from torch import nn
 
 import normkit as nk
 from normkit.lab import data, models
-from normkit.lab.data.transforms import standardized
+from normkit.lab.classification import Classification
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.findings import Figure, Findings, Outcome, Table
+from normkit.lab.findings import Figure, Findings, Table
 from normkit.lab.models.resnet import BlockName
 from normkit.lab.record import Run, TrialRecord
-from normkit.lab.summaries import curve_over_seeds, is_complete, last, steps_to, with_range
-from normkit.lab.trial import accuracy, chance_level
+from normkit.lab.summaries import curve_over_seeds, is_complete, last, steps_to, verdict, with_range
 
 NONE, BEFORE, AFTER, POSITION = "none", "before", "after", "position"
 RESIDUAL_NONE, POST, PRE = "residual-none", "residual-post", "residual-pre"
@@ -63,7 +62,7 @@ class Placement(Experiment):
     source = "Ioffe & Szegedy 2015, section 3.2"
 
     def arms(self, scale: Scale) -> Sequence[Arm]:
-        """Every placement at two rates, that none be judged by a rate which suits another."""
+        """Every placement at two rates, so that none is judged by a rate that suits another."""
         shared = {"batch": 32, "width": 8, "momentum": 0.9, "steps": STEPS[scale]}
         return [
             Arm(f"{place}-{rate}", shared | {"placement": place, "block": block, "norm": norm, "rate": rate})
@@ -74,36 +73,28 @@ class Placement(Experiment):
     def training(self, trial: Trial) -> Training:
         """SGD on standardized images, with a rate that falls linearly."""
         settings, found = trial.arm.settings, data.load(trial.data)
-        steps: int = settings["steps"]
         model = net(settings, tuple(found.train.pixels.shape[1:]), len(found.classes))
-        torch.manual_seed(trial.seed)  # the same weights for all, whatever was drawn while they were built
-        models.initialize_(model)
+        models.initialize_(model, seed=trial.seed)  # the same for all arms
         if settings["norm"] != "PositionBatchNorm2d":  # which is several times slower in that layout
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        prepare = standardized(found.train.pixels)
-        images, labels = prepare(found.test.pixels), found.test.labels
-        return Training(
+        return Classification(found).training(
+            trial,
             model,
             torch.optim.SGD(model.parameters(), lr=settings["rate"], momentum=settings["momentum"], fused=True),
-            lambda start: data.batches(
-                found.train, settings["batch"], trial.seed, start, lambda pixels, _: prepare(pixels)
-            ),
-            steps,
             lambda step: step % EVERY[trial.scale] == 0,
-            lambda model: {"accuracy": accuracy(model, images, labels)},
-            rate=lambda step: settings["rate"] * (1 - step / steps),
-            chance=chance_level(len(found.classes)),
+            lambda step: settings["rate"] * (1 - step / settings["steps"]),
         )
 
     def findings(self, run: Run) -> Findings:
         """Compare the ends, each placement at its better rate."""
         better = {place: trials for place in PLACEMENTS if (trials := _at_better_rate(run, place))}
         claims = [(BEFORE, AFTER), (BEFORE, POSITION)]
-        judged = [is_as_good(_differences(better, *pair)) for pair in claims]
+        holds = [is_as_good(_differences(better, *pair)) for pair in claims]
+        complete = is_complete(run, self.arms(run.header["scale"]))
         return Findings(
             self.claim,
             self.source,
-            _outcome(judged, is_complete(run, self.arms(run.header["scale"]))),
+            verdict(holds, complete, contradicted_by="any"),
             [_compared(better, *pair) for pair in claims],
             [_ends_table(run, better), _differences_table(better)],
             _figures(better),
@@ -119,7 +110,7 @@ def net(settings: Any, shape: tuple[int, ...], classes: int) -> models.ResNet:
     channels, height, width = shape
 
     def per_position(features: int) -> nn.Module:
-        times = 2 * features // settings["width"]  # the first stage halves the size; then twice the channels halve it
+        times = 2 * features // settings["width"]  # the stem halves the size, and so does each doubling of the channels
         return nk.PositionBatchNorm2d(features, -(-height // times), -(-width // times))
 
     norms: dict[str | None, models.Norm | None] = {None: None, "BatchNorm2d": nk.BatchNorm2d}
@@ -127,7 +118,7 @@ def net(settings: Any, shape: tuple[int, ...], classes: int) -> models.ResNet:
     is_after = settings["placement"] == AFTER
     norm = None if is_after else norms[settings["norm"]]
     model = models.resnet(
-        8, norm, in_channels=channels, classes=classes, block=settings["block"], width=settings["width"]
+        8, norm, in_channels=channels, classes=classes, block=settings["block"], width=settings["width"], init=None
     )
     next(module for module in model.modules() if isinstance(module, nn.Conv2d)).stride = (2, 2)
     if is_after:
@@ -146,7 +137,7 @@ def _append_norms_(model: nn.Module) -> None:
 
 
 def _end(trial: TrialRecord) -> float:
-    """The accuracy at the end; nothing, if it diverged."""
+    """The accuracy at the end, 0 if the trial diverged."""
     return 0.0 if trial.end and trial.end["status"] == "diverged" else last(trial)
 
 
@@ -161,27 +152,21 @@ def _at_better_rate(run: Run, place: str) -> list[TrialRecord]:
 
 
 def _differences(better: Trials, one: str, other: str) -> list[float]:
-    """By how much one ends higher than the other, seed by seed; where both diverged, nothing can be said."""
+    """By how much one ends higher than the other, seed by seed; seeds with which both diverged are left out."""
     theirs = {trial.seed: _end(trial) for trial in better.get(other, [])}
     pairs = [(_end(trial), theirs[trial.seed]) for trial in better.get(one, []) if trial.seed in theirs]
     return [mine - their for mine, their in pairs if mine or their]
 
 
 def is_as_good(differences: Sequence[float]) -> bool | None:
-    """Whether nothing is lost but for the margin; None if seeds disagree."""
+    """Whether at most the margin is lost; None if seeds disagree."""
     if not differences:
         return None
     return True if min(differences) >= -MARGIN else False if max(differences) < -MARGIN else None
 
 
-def _outcome(judged: Sequence[bool | None], is_complete: bool) -> Outcome:
-    if not is_complete:
-        return "unclear"
-    return "supported" if all(judged) else "contradicted" if False in judged else "unclear"
-
-
 def _order(differences: Sequence[float]) -> str:
-    """Say what the margin allows to say."""
+    """The order that the differences show, given the margin."""
     if not differences:
         return "unknown"
     if min(differences) > MARGIN or max(differences) < -MARGIN:

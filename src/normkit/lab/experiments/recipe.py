@@ -9,12 +9,11 @@ import torch
 
 import normkit as nk
 from normkit.lab import data, models
-from normkit.lab.data.transforms import standardized
+from normkit.lab.classification import Classification
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.findings import Cell, Findings, Outcome, Table
+from normkit.lab.findings import Cell, Findings, Table
 from normkit.lab.record import Run, TrialRecord
-from normkit.lab.summaries import accuracy_figures, best, is_complete, middle, steps_to, with_range
-from normkit.lab.trial import accuracy, chance_level
+from normkit.lab.summaries import accuracy_figures, best, is_complete, middle, steps_to, verdict, with_range
 
 STEPS = {"quick": 20, "desk": 1500, "full": 20_000}
 EVERY = {"quick": 20, "desk": 50, "full": 200}
@@ -52,8 +51,8 @@ NOTES = (
 )
 
 
-class Recipe(Experiment):
-    """With Batch Normalization, what was needed to regularize is so no longer."""
+class LightRecipe(Experiment):
+    """With Batch Normalization, regularizers that a net needed before can go."""
 
     name = "recipe"
     claim = (
@@ -69,20 +68,18 @@ class Recipe(Experiment):
 
     def training(self, trial: Trial) -> Training:
         """SGD with momentum on whole images; the same weights and batches for all arms."""
-        settings, found = trial.arm.settings, data.load(trial.data)
+        settings, images = trial.arm.settings, Classification(data.load(trial.data))
         model = models.small_inception(
             nk.BatchNorm2d if settings["norm"] else None,
-            in_channels=found.train.pixels.shape[1],
-            classes=len(found.classes),
+            in_channels=images.channels,
+            classes=images.classes,
             dropout=settings["dropout"],
             lrn=settings["lrn"],
             width=settings["width"],
             modules=settings["modules"],
+            init=None,
         ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        torch.manual_seed(trial.seed)  # the same weights for all arms, whatever was drawn while they were built
-        models.initialize_(model)
-        prepare, steps = standardized(found.train.pixels), settings["steps"]
-        images, labels = prepare(found.test.pixels), found.test.labels
+        models.initialize_(model, seed=trial.seed)  # after the change of layout, which decides the order of the draws
         optimizer = torch.optim.SGD(
             model.parameters(),
             lr=settings["rate"],
@@ -90,19 +87,16 @@ class Recipe(Experiment):
             weight_decay=settings["l2"],
             fused=True,
         )
-        return Training(
+        return images.training(
+            trial,
             model,
             optimizer,
-            lambda start: data.batches(found.train, settings["batch"], trial.seed, start, lambda x, _: prepare(x)),
-            steps,
             lambda step: step % EVERY[trial.scale] == 0,
-            lambda model: {"accuracy": accuracy(model, images, labels)},
-            rate=lambda step: settings["rate"] * settings["decay"] ** (step / steps),
-            chance=chance_level(len(found.classes)),
+            lambda step: settings["rate"] * settings["decay"] ** (step / settings["steps"]),
         )
 
     def findings(self, run: Run) -> Findings:
-        """Compare what arms reach, in how many steps and seconds they reach what BN with all three does."""
+        """Compare the best accuracies, and the steps and seconds to that of BN with all three."""
         begun = {name: [trial for trial in run.of(name) if trial.measured] for name in ARMS}
         arms = {name: trials for name, trials in begun.items() if trials}
         tops = {name: [best(trial) for trial in trials] for name, trials in arms.items()}
@@ -111,7 +105,7 @@ class Recipe(Experiment):
         return Findings(
             self.claim,
             self.source,
-            _outcome(tops, steps) if is_complete(run, self.arms(run.header["scale"])) else "unclear",
+            verdict(_holds(tops, steps), is_complete(run, self.arms(run.header["scale"]))),
             _reasons(arms, tops, steps, level) if level is not None else ["BN with all three has not been measured."],
             [_table(arms, tops, steps, level)],
             accuracy_figures(arms),
@@ -119,33 +113,33 @@ class Recipe(Experiment):
         )
 
 
-EXPERIMENT = Recipe()
+EXPERIMENT = LightRecipe()
 
 Trials = Mapping[str, Sequence[TrialRecord]]  # by arm
 Values = Mapping[str, Sequence[float]]
 Counts = Mapping[str, Sequence[float | None]]
 
 
-def _outcome(tops: Values, steps: Counts) -> Outcome:
-    light, all_three = (middle(tops[arm]) or 0.0 for arm in (BN_LIGHT, BN_ALL))
-    sooner, later = (middle(steps[arm]) for arm in (BN_LIGHT, BN_ALL))
-    holds = [light >= all_three - TOLERANCE, sooner is not None and (later is None or sooner < later)]
-    return "supported" if all(holds) else "unclear" if any(holds) else "contradicted"
+def _holds(tops: Values, steps: Counts) -> list[bool]:
+    """Whether bn-light ends no worse than bn-all, and whether it is faster."""
+    light, all_three = (middle(tops.get(arm, [])) or 0.0 for arm in (BN_LIGHT, BN_ALL))
+    sooner, later = (middle(steps.get(arm, [])) for arm in (BN_LIGHT, BN_ALL))
+    return [light >= all_three - TOLERANCE, sooner is not None and (later is None or sooner < later)]
 
 
 def _reasons(arms: Trials, tops: Values, steps: Counts, level: float) -> list[str]:
-    def told(values: Mapping[str, Sequence[float | None]], *names: str, digits: int = 0) -> str:
+    def listed(values: Mapping[str, Sequence[float | None]], *names: str, digits: int = 0) -> str:
         return ", ".join(f"{name} {with_range(values[name], digits)}" for name in names if name in values)
 
     percent = {name: [100 * top for top in of] for name, of in tops.items()}
     paces = {name: [_pace(trial) for trial in trials] for name, trials in arms.items()}
     single = [name for name, settings in ARMS.items() if _is_one_change(settings)]
     return [
-        f"Best accuracy, %: {told(percent, BN_LIGHT, BN_ALL, digits=2)}.",
-        f"Steps to {level:.2%}, the median of bn-all's best: {told(steps, BN_LIGHT, BN_ALL)}.",
-        f"Milliseconds of training per step: {told(paces, BN_LIGHT, BN_ALL, digits=1)}.",
-        f"Without one of the three at a time, best accuracy, %: {told(percent, *single, digits=2)}.",
-        f"Plain nets with the same change, best accuracy, %: {told(percent, PLAIN_LIGHT, PLAIN_ALL, digits=2)}.",
+        f"Best accuracy, %: {listed(percent, BN_LIGHT, BN_ALL, digits=2)}.",
+        f"Steps to {level:.2%}, the median of bn-all's best: {listed(steps, BN_LIGHT, BN_ALL)}.",
+        f"Milliseconds of training per step: {listed(paces, BN_LIGHT, BN_ALL, digits=1)}.",
+        f"Without one of the three at a time, best accuracy, %: {listed(percent, *single, digits=2)}.",
+        f"Plain nets with the same change, best accuracy, %: {listed(percent, PLAIN_LIGHT, PLAIN_ALL, digits=2)}.",
     ]
 
 

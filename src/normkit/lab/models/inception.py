@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normkit.activations import ActivationName
 from normkit.lab.models.inception_rows import FIGURE_5, Row, rows
-from normkit.lab.models.initial import InitName, initialize_
+from normkit.lab.models.initial import InitName, initialized
 from normkit.lab.models.units import Finish, Norm, conv_unit, unit
 from normkit.layers import LocalResponseNorm
 
@@ -75,7 +75,7 @@ def bn_inception(
     activation: ActivationName = "relu",
     dropout: float = 0.0,
     lrn: bool = False,
-    init: InitName = "he",
+    init: InitName | None = "he",
     scale: float = 1.0,
 ) -> Inception:
     """Return the net of figure 5, for 224x224.
@@ -91,8 +91,7 @@ def bn_inception(
     stem = _stem(first, 64, finish, lrn)
     stem.add_module("pool2", nn.MaxPool2d(3, stride=2, padding=1))
     model = Inception(stem, 192, FIGURE_5, finish, classes, dropout)
-    initialize_(model, init, scale)
-    return model
+    return initialized(model, init, scale)
 
 
 def small_inception(
@@ -106,10 +105,10 @@ def small_inception(
     width: int = 8,
     modules: int = 6,
     stem_stride: int = 2,
-    init: InitName = "he",
+    init: InitName | None = "he",
     scale: float = 1.0,
 ) -> Inception:
-    """Return the same build for 28x28 and 32x32: so many modules in all, `width` channels for figure 5's 64.
+    """Return a net of the same build for 28x28 and 32x32, with `width` channels for figure 5's 64.
 
     A 3x3 convolution stands for the 7x7, and one pooling for two: the modules see maps of 7, 4 and 2 pixels a side (8,
     4 and 2), or twice that with `stem_stride=1`. `width=64, modules=10` has figure 5's modules, one for one.
@@ -117,8 +116,7 @@ def small_inception(
     finish = Finish(norm, activation)
     stem = _stem(conv_unit(in_channels, width, 3, finish, stride=stem_stride), width, finish, lrn)
     model = Inception(stem, 3 * width, rows(modules, width), finish, classes, dropout)
-    initialize_(model, init, scale)
-    return model
+    return initialized(model, init, scale)
 
 
 def _stem(first: nn.Module, width: int, finish: Finish, lrn: bool) -> nn.Sequential:

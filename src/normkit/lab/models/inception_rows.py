@@ -30,7 +30,7 @@ class Row(NamedTuple):
         return self.one + self.three + self.double + (self.project or inputs)
 
     def scaled(self, factor: float) -> Row:
-        """The same module, so many times as wide; what is there stays there."""
+        """The module `factor` times as wide; no branch disappears."""
         sizes = {name: n and max(1, round(n * factor)) for name, n in self._asdict().items() if name != "pool"}
         return self._replace(**sizes)
 
@@ -53,7 +53,7 @@ REDUCTIONS = ("3c", "4e")
 
 
 def rows(modules: int, width: int) -> dict[str, Row]:
-    """The rows of a net of so many modules, two of which halve the size, with `width` in place of figure 5's 64.
+    """The rows of a net of `modules` modules, two of which halve the size, with `width` in place of figure 5's 64.
 
     The others are shared out as 1 : 2 : 1 over the three stages, and repeat the stage's rows where it needs more.
     10 modules are those of figure 5, one for one.

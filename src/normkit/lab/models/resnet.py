@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normkit.errors import ArgumentError
-from normkit.lab.models.initial import InitName, initialize_
+from normkit.lab.models.initial import InitName, initialized
 from normkit.lab.models.units import Finish, Join, Norm, conv_unit, norm_unit
 
 BlockName = Literal["v1", "preact", "plain"]
@@ -112,7 +112,7 @@ def resnet(
     classes: int = 10,
     block: BlockName = "v1",
     width: int = 16,
-    init: InitName = "he",
+    init: InitName | None = "he",
     scale: float = 1.0,
 ) -> ResNet:
     """Return a net of 20, 32, 44, 56, 110 or any 6n + 2 layers for 32x32 and 28x28, in stages of 1, 2 and 4 widths.
@@ -131,8 +131,7 @@ def resnet(
     stages = _stages(_BLOCKS[block], width, (width, 2 * width, 4 * width), depth // 6, finish)
     end = norm_unit(4 * width, finish) if is_preact else nn.Identity()
     model = ResNet(stem, stages, end, 4 * width, classes)
-    initialize_(model, init, scale)
-    return model
+    return initialized(model, init, scale)
 
 
 def resnet18(
@@ -141,7 +140,7 @@ def resnet18(
     in_channels: int = 3,
     classes: int = 1000,
     width: int = 64,
-    init: InitName = "he",
+    init: InitName | None = "he",
     scale: float = 1.0,
 ) -> ResNet:
     """Return ResNet-18 for 224x224, with projections where a block changes the shape."""
@@ -150,12 +149,11 @@ def resnet18(
     stem.add_module("pool", nn.MaxPool2d(3, stride=2, padding=1))
     stages = _stages(_projected, width, (width, 2 * width, 4 * width, 8 * width), 2, finish)
     model = ResNet(stem, stages, nn.Identity(), 8 * width, classes)
-    initialize_(model, init, scale)
-    return model
+    return initialized(model, init, scale)
 
 
 def _stages(make: MakeBlock, inputs: int, widths: Sequence[int], blocks: int, finish: Finish) -> nn.Sequential:
-    """So many blocks of each width; all stages but the first begin with a stride."""
+    """Stages of `blocks` blocks each; all but the first begin with a stride."""
     stages = nn.Sequential()
     for index, outputs in enumerate(widths):
         first = make(inputs, outputs, finish, 2 if index else 1)

@@ -1,4 +1,4 @@
-"""The unit that every model is made of: a layer with weights, the norm behind it and the activation."""
+"""The unit that every model is made of: a layer with weights, the norm after it and the activation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from normkit.layers import EvoNormB0, EvoNormS0, FilterResponseNorm2d
 from normkit.layers.norm_layer import NormLayer
 
 Norm = Callable[[int], nn.Module]
-"""Makes the norm of so many channels: a class, a partial, any function. It comes without an activation."""
+"""Makes a norm, given the number of channels: a class, a partial, any function. The norm has no activation."""
 
 ActivationFactory = Callable[[], nn.Module]
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from normkit.activations import ActivationName
 from normkit.errors import ArgumentError
-from normkit.lab.models.initial import InitName, initialize_
+from normkit.lab.models.initial import InitName, initialized
 from normkit.lab.models.units import Finish, Norm, conv_unit
 
 VGGDepth = Literal[11, 13, 16, 19]
@@ -27,7 +27,7 @@ def vgg(
     width: int = 64,
     activation: ActivationName = "relu",
     dropout: float = 0.0,
-    init: InitName = "glorot",
+    init: InitName | None = "glorot",
     scale: float = 1.0,
 ) -> nn.Sequential:
     """Return a VGG net for 32x32 and 28x28: `features`, five stages that each end in a pooling, and a `classifier`.
@@ -41,8 +41,7 @@ def vgg(
     head = nn.Sequential(nn.Flatten(), nn.Dropout(dropout) if dropout else nn.Identity())
     head.append(nn.Linear(_WIDTHS[-1] * width, classes))
     model = nn.Sequential(OrderedDict(features=_features(in_channels, depth, width, finish), classifier=head))
-    initialize_(model, init, scale)
-    return model
+    return initialized(model, init, scale)
 
 
 def _features(inputs: int, depth: int, width: int, finish: Finish) -> nn.Sequential:

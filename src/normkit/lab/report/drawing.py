@@ -28,7 +28,7 @@ class Key(NamedTuple):
     style: Style
     is_published: bool
     has_range: bool
-    ends: str  # where its values stop to be finite
+    ends: str  # where its values stop being finite
 
 
 class PointTable(NamedTuple):
@@ -70,7 +70,7 @@ def label(curve: Curve) -> str:
 
 def description(figure: Figure) -> str:
     """Say in words what a figure shows, for those who do not see it."""
-    return f"Line chart of {figure.y_title} over {figure.x_title}. " + " ".join(map(_told, figure.curves))
+    return f"Line chart of {figure.y_title} over {figure.x_title}. " + " ".join(map(_in_words, figure.curves))
 
 
 def point_table(figure: Figure) -> PointTable:
@@ -104,7 +104,7 @@ def _is_finite(value: float | None) -> bool:
 
 
 def _ends(curve: Curve, x_title: str) -> str:
-    """A curve that stops is a result: say where."""
+    """Where a curve stops, which is a result."""
     finite = [i for i, value in enumerate(curve.y) if _is_finite(value)]
     if not finite:
         return "no finite value"
@@ -113,7 +113,7 @@ def _ends(curve: Curve, x_title: str) -> str:
     return f"not finite from {x_title} {number_text(curve.x[finite[-1] + 1])}"
 
 
-def _told(curve: Curve) -> str:
+def _in_words(curve: Curve) -> str:
     finite = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if _is_finite(y)]
     if not finite:
         return f"{label(curve)}: no finite value."

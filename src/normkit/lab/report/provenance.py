@@ -1,4 +1,4 @@
-"""What was run on what, as the records tell it."""
+"""What was run, and on what, according to the records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ArmFacts(NamedTuple):
 
 
 class Odd(NamedTuple):
-    """A trial that did not come to its planned end."""
+    """A trial that did not reach its planned end."""
 
     arm: str
     seed: int
@@ -38,7 +38,7 @@ class Odd(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """A run, as a reader wants to know it."""
+    """What a reader wants to know about a run."""
 
     summary: str
     states: str

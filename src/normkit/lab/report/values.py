@@ -1,13 +1,14 @@
-"""Values as JSON takes them and as readers do."""
+"""Values as the page's script and as readers need them."""
 
 from __future__ import annotations
 
 import json
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from normkit.jsonable import jsonable
 from normkit.lab.findings import Cell
 
 MISSING = "–"  # noqa: RUF001, a dash as wide as a digit
@@ -16,16 +17,8 @@ _SPAN = 1e4  # a column that spans more than this has no number of decimals that
 
 
 def plain(value: Any) -> Any:
-    """Return a value in JSON's types; what is not finite is null, since JSON has no name for it."""
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, Sequence) else str(value)
+    """Return a value in JSON's types; NaN and infinity become null, which the script draws as a gap."""
+    return jsonable(value, nonfinite=lambda _: None)
 
 
 def is_number(cell: object) -> bool:
@@ -34,13 +27,13 @@ def is_number(cell: object) -> bool:
 
 
 def column_texts(cells: Sequence[Cell]) -> list[str]:
-    """Write a column: as many decimals for each number, and no more than any of them has."""
+    """Write a column: the same number of decimals for all, and no more than any of its numbers has."""
     decimals = _common_decimals([float(cell) for cell in cells if is_number(cell) and math.isfinite(cell)])  # type: ignore[arg-type]
     return [cell_text(cell, decimals) for cell in cells]
 
 
 def cell_text(cell: Cell, decimals: int | None = None) -> str:
-    """Write a cell; a number without a number of decimals in the fewest characters that keep four digits."""
+    """Write a cell; if `decimals` is None, a number gets four significant digits in as few characters as possible."""
     if cell is None or isinstance(cell, str):
         return MISSING if cell is None else cell
     if not math.isfinite(cell):
@@ -65,7 +58,7 @@ def setting_text(value: Any) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Write how long something took in units that one can imagine."""
+    """Write a duration in seconds, minutes or hours."""
     for size, unit in ((3600.0, "h"), (60.0, "min")):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"

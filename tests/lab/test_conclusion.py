@@ -1,0 +1,56 @@
+"""Run and report in one call."""
+
+import subprocess
+import sys
+
+import pytest
+
+from normkit import lab
+from normkit.errors import ArgumentError
+from normkit.lab import experiments
+from support import toy
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setattr(toy, "EXPERIMENT", toy.Toy(20))
+    monkeypatch.setitem(experiments.NAMES, "toy", toy.__name__)
+
+
+def test_an_experiment_is_run_and_reported_in_one_call(tmp_path):
+    found = lab.run_experiment("toy", tmp_path, scale="quick", seeds=2, jobs=1)
+    (section,) = found.sections
+    assert (section.title, section.findings.outcome, len(section.run.trials)) == ("toy", "unclear", 6)
+    assert section.command == f"normkit lab run toy --scale quick --data fashion-mini --seeds 2 --out {tmp_path.name}"
+    assert found.report == tmp_path / "report.html"
+    assert found.report.exists()
+    assert (tmp_path / "numbers.json").exists()
+    assert [row["claim"] for row in found.summary()] == ["A line can be drawn."]
+
+
+def test_a_report_is_made_again_from_the_records(tmp_path):
+    first = lab.run_experiment("toy", tmp_path, scale="quick", jobs=1)
+    text = first.report.read_text()
+    first.report.unlink()
+    assert lab.write_report_of(str(tmp_path)).report.read_text() == text
+
+
+def test_a_resumed_run_keeps_its_own_scale_and_seeds(tmp_path):
+    lab.run_experiment("toy", tmp_path, scale="quick", seeds=2, jobs=1)
+    (section,) = lab.run_experiment("toy", tmp_path, resume=True, jobs=1).sections
+    assert len(section.run.trials) == 6
+    with pytest.raises(ArgumentError, match="has seeds 2"):
+        lab.run_experiment("toy", tmp_path, seeds=3, resume=True, jobs=1)
+
+
+def test_nothing_is_written_for_what_cannot_run(tmp_path):
+    for wrong in ({"scale": "desc"}, {"data": "mnits"}):
+        with pytest.raises(ArgumentError, match="Did you mean"):
+            lab.run_experiment("toy", tmp_path, **wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_the_lab_is_lean():
+    code = "import sys, normkit.lab; print(*(name for name in sys.modules if name.startswith('normkit.lab.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == []
