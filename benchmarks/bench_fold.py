@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.fx.experimental import optimization
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # networks and baselines are shared with the tests
 from normkit.batches import feed
 from normkit.surgery.fold import fold
 from normkit.surgery.parity import compare, trace

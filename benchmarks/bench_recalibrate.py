@@ -14,7 +14,7 @@ from torch import nn
 
 from normkit.lab import models
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # networks and baselines are shared with the tests
 from support.population_baselines import CONTESTANTS, errors, uneven_batches
 
 ROUNDS = 7

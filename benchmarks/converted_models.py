@@ -16,7 +16,7 @@ from statistics import median
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # networks and baselines are shared with the tests
 import normkit as nk
 from normkit.lab import data
 from normkit.lab.data.transforms import standardized

@@ -16,7 +16,7 @@ def small_net(norm):
     return nn.Sequential(nn.Conv2d(3, 4, 3), norm(4), nn.Flatten(), nn.LazyLinear(10))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.deep), torch.float64])
 @pytest.mark.parametrize("build", [resnet18, inception])
 def test_networks_agree_whatever_the_norm(build, dtype):
     ours, theirs = (build(norm, classes=10).to(dtype) for norm in NORMS.values())

@@ -40,7 +40,7 @@ def test_half_a_line_is_no_line(tmp_path, lost):
     assert found.end is None
 
 
-def test_writing_goes_on_from_where_it_is_told(tmp_path):
+def test_writing_continues_after_the_given_size(tmp_path):
     path = tmp_path / "r.jsonl"
     sizes = write(path, HEADER, {"step": 1}, {"step": 2})
     with RecordWriter(path, sizes[1]) as writer:

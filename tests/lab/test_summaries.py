@@ -1,4 +1,4 @@
-"""What is said about values over seeds, when some have none, and what is drawn."""
+"""Medians and ranges over seeds of which some have no value, verdicts, and figures."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,7 @@ from normkit.lab.summaries import accuracy_figures, verdict, with_range
 
 
 @pytest.mark.parametrize(
-    ("values", "never", "told"),
+    ("values", "never", "text"),
     [
         ([100.0], math.inf, "100"),
         ([300.0, 100.0, 200.0], math.inf, "200 (100 to 300)"),
@@ -21,8 +21,8 @@ from normkit.lab.summaries import accuracy_figures, verdict, with_range
         ([], math.inf, "-"),
     ],
 )
-def test_a_median_counts_those_that_never_came(values, never, told):
-    assert with_range(values, never=never) == told
+def test_a_median_counts_seeds_that_never_reached_the_level(values, never, text):
+    assert with_range(values, never=never) == text
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,27 @@ def test_a_median_counts_those_that_never_came(values, never, told):
         ([True, False], True, "unclear"),
         ([False, False], True, "contradicted"),
         ([True, True], False, "unclear"),
+        ([True, None], True, "unclear"),
+        ([False, None], True, "unclear"),
+        ([], True, "unclear"),
     ],
 )
 def test_the_verdict_over_parts_of_a_claim(holds, is_complete, outcome):
     assert verdict(holds, is_complete) == outcome
+
+
+@pytest.mark.parametrize(
+    ("holds", "also", "outcome"),
+    [
+        ([True, True], [True], "supported"),
+        ([True, True], [False], "unclear"),  # what support needs besides cannot contradict
+        ([True, False], [True], "contradicted"),
+        ([True, None], [True], "unclear"),
+        ([None, False], [True], "contradicted"),
+    ],
+)
+def test_a_verdict_that_one_part_can_contradict(holds, also, outcome):
+    assert verdict(holds, True, also=also, contradicted_by="any") == outcome
 
 
 def trial(*accuracies):

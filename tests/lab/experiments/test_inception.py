@@ -151,7 +151,7 @@ def test_the_rate_decays_and_six_times_faster_with_the_changes():
 
 
 @pytest.mark.parametrize("name", [PLAIN, X5])
-def test_a_stopped_trial_goes_on_to_the_same_record(name, tmp_path):
+def test_a_stopped_trial_is_resumed_to_the_same_record(name, tmp_path):
     arm = next(arm for arm in EXPERIMENT.arms("quick") if arm.name == name)
     trial = Trial("inception", arm, 1, "quick", "fashion-mini")
 

@@ -167,3 +167,20 @@ def test_a_pointwise_convolution_is_torchs(bias, layout):
     torch.testing.assert_close(both[0].grad, both[1].grad, rtol=1e-12, atol=1e-12)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_with_a_seed_weights_do_not_depend_on_what_was_drawn_before():
+    nets = [sigmoid_mlp(norm, inputs=9, std=None) for norm in (None, nk.BatchNorm1d)]
+    for net in nets:
+        torch.randn(3)
+        initialize_(net, "gaussian", 0.1, seed=5)
+    weights = [[module.weight for module in net.modules() if isinstance(module, nn.Linear)] for net in nets]
+    assert all(torch.equal(*pair) for pair in zip(*weights, strict=True))
+
+
+def test_without_an_initialization_nothing_is_drawn_but_by_torch():
+    torch.manual_seed(0)
+    expected = nn.Conv2d(3, 4, 3, padding=1, bias=False).weight
+    torch.manual_seed(0)
+    net = resnet(8, nk.BatchNorm2d, width=4, init=None)
+    assert torch.equal(net.stem.layer.weight, expected)
