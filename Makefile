@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_LAB := $(VENV)/.installed-lab
+INSTALLED_DOCS := $(VENV)/.installed-docs
 
 SOURCES := $(VENV)/.sources
 
 # All seeds of a test run are made from this number; BASE=random draws one. It is printed, and gives the same run again.
 BASE ?= 0
 
-.PHONY: help demo test test-deep lint types bench dist changelog clean FORCE
+.PHONY: help demo test test-deep lint types bench docs dist changelog clean FORCE
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -32,6 +33,11 @@ $(INSTALLED_LAB): $(BUILT_FROM)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab]'
 	touch $@
 
+$(INSTALLED_DOCS): $(BUILT_FROM)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs,lab]'
+	touch $@
+
 demo: $(INSTALLED_LAB)  ## what made Batch Normalization famous, on this machine, in minutes
 	$(BIN)/normkit lab run paper --out runs/paper $(if $(wildcard runs/paper/run.json),--resume)
 
@@ -47,6 +53,9 @@ lint: $(INSTALLED)  ## style and formatting
 
 types: $(INSTALLED)  ## strict mypy over the package
 	$(BIN)/mypy
+
+docs: $(INSTALLED_DOCS)  ## the documentation as a site, in build/site/index.html
+	$(BIN)/sphinx-build --builder html --fail-on-warning --keep-going --nitpicky --doctree-dir build/doctrees docs build/site
 
 bench: $(INSTALLED)  ## speed and import time, as ratios to torch on this machine
 	$(BIN)/python benchmarks/bench_import.py

@@ -29,7 +29,11 @@ def record_of(section: dict[str, Any]) -> dict[str, Any]:
 def write_records(run: Path, directory: Path) -> list[Path]:
     """Write a record for each experiment of a run whose report was written; return their files."""
     sections = json.loads((run / DOCUMENT).read_text())["sections"]
-    return [_write(directory / f"{section['title']}.json", record_of(section)) for section in sections]
+    return [_write(directory / f"{_experiment(section)}.json", record_of(section)) for section in sections]
+
+
+def _experiment(section: dict[str, Any]) -> str:
+    return str(section["trials"][0]["header"]["experiment"])
 
 
 def _write(path: Path, record: dict[str, Any]) -> Path:

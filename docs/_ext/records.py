@@ -11,14 +11,15 @@ and `notes` (paragraphs of Markdown). `tools/lab_record.py` writes one from the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+
+from record_markdown import record_as_markdown
 
 
 class RecordDirective(SphinxDirective):
@@ -35,38 +36,6 @@ class RecordDirective(SphinxDirective):
         container = nodes.container(classes=["record"])
         self.state.nested_parse(StringList(markdown.splitlines(), absolute), 0, container)
         return container.children
-
-
-def record_as_markdown(record: dict[str, Any], only: str | None = None) -> str:
-    """Return verdict, tables, notes and provenance of a record; `only` is the title of one table."""
-    tables = [table for table in record["tables"] if only in (None, table["title"])]
-    if not tables:
-        raise ValueError(f"no table {only!r}; there are {[table['title'] for table in record['tables']]}")
-    parts = [*_verdict(record), *(line for table in tables for line in _table(table)), *record.get("notes", ())]
-    return "\n\n".join([*parts, *_provenance(record)])
-
-
-def _verdict(record: dict[str, Any]) -> Iterator[str]:
-    if "outcome" in record:
-        yield f"Verdict: **{record['outcome']}**."
-
-
-def _table(table: dict[str, Any]) -> Iterator[str]:
-    if table["title"]:
-        yield f"**{table['title']}**"
-    rule = ["---"] * len(table["columns"])
-    yield "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in [table["columns"], rule, *table["rows"]])
-
-
-def _cell(value: object) -> str:
-    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-    return text.replace("|", "\\|")
-
-
-def _provenance(record: dict[str, Any]) -> Iterator[str]:
-    words = [record[key] for key in ("run", "reported") if key in record]
-    if words:
-        yield f"*Measured: {' '.join(words)}*"
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

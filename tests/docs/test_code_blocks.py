@@ -21,8 +21,7 @@ import torch
 
 from support.pages import PAGES, Block, blocks, name, needs, tokens
 
-WRITTEN = {"layers", "tutorials", "cookbook", "migration"}  # the other pages follow as they are rewritten
-WITH_CODE = [page for page in PAGES if page.parent.name in WRITTEN and any(blocks(page))]
+WITH_CODE = [page for page in PAGES if any(blocks(page))]
 NOT_RUN = {"py", "python3", "pycon", "{code-block} python", "{doctest}"}
 
 
