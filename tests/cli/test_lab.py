@@ -39,9 +39,9 @@ def records(directory):
 
 
 def lines(directory):
-    """All that is in the records, but for times."""
+    """All that is in the records, but for times and the commit, which may be another by the time of a resumption."""
     return {
-        path.name: [without_times(json.loads(line)) for line in path.read_text().splitlines()]
+        path.name: [without_times(json.loads(line)) | {"commit": None} for line in path.read_text().splitlines()]
         for path in records(directory)
     }
 

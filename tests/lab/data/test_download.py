@@ -131,7 +131,7 @@ def test_a_server_that_fails_for_a_moment(server, fetch):
 
 def test_giving_up_keeps_what_came(server, fetch):
     server.cut_after = [200_000, 0, 0, 0]
-    with pytest.raises(DataError, match=r"ended after 200000 of 600000 bytes\. 200000 bytes have come and are kept"):
+    with pytest.raises(DataError, match=r"ended after 200000 of 600000 bytes\. 200000 bytes have arrived and are kept"):
         fetch()
     assert fetch.part.read_bytes() == FILE[:200_000]
     fetch()

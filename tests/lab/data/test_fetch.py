@@ -237,7 +237,9 @@ def test_store_is_one_rename(mnist, data_folder, monkeypatch):
     real = os.replace
     monkeypatch.setattr(os, "replace", lambda a, b: renames.append((a.name, b.name)) or real(a, b))
     store(mnist.entry, np.frombuffer(mnist.content, np.uint8))
-    assert renames == [("mnist.bin.part", "mnist.bin")]
+    ((part, whole),) = renames
+    assert (part.endswith(".part"), whole) == (True, "mnist.bin")
+    assert [path.name for path in data_folder.iterdir()] == ["mnist.bin"]
 
 
 # ---- names
