@@ -11,12 +11,12 @@ import normkit as nk
 from normkit.kernels import core, select
 from normkit.kernels.reference import Recipe
 from support.case import randomize_
+from support.instruction_sets import runnable, using
 
 _core = pytest.importorskip("normkit._core", reason="normkit was built without its C++ core")
 
-INSTRUCTION_SETS = ["baseline", "avx2", "avx512"]
 BEST = core.instruction_set()
-RUNNABLE = INSTRUCTION_SETS[: INSTRUCTION_SETS.index(BEST) + 1]
+RUNNABLE = runnable()
 
 ACTIVATIONS = [None, "relu", "leaky_relu"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -24,9 +24,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 @pytest.fixture(params=RUNNABLE)
 def instruction_set(request):
-    _core.use_instruction_set(request.param)
-    yield request.param
-    _core.use_instruction_set(BEST)
+    with using(request.param):
+        yield request.param
 
 
 @st.composite
