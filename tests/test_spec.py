@@ -242,10 +242,10 @@ class TestForeignSubclass:
         layer = BatchNormAct2d(5, nn.Identity(), nn.Identity(), eps=0.02, momentum=0.3, affine=False)
         assert nk.describe(layer) == changed(activation=None, affine=False, exact=False)
 
-    @pytest.mark.parametrize(("kept", "told"), [("leaky_relu", "leaky_relu"), ("identity", None), (None, None)])
-    def test_may_keep_its_activation_as_a_name(self, kept, told):
+    @pytest.mark.parametrize(("kept", "described"), [("leaky_relu", "leaky_relu"), ("identity", None), (None, None)])
+    def test_may_keep_its_activation_as_a_name(self, kept, described):
         spec = nk.describe(InPlaceABN(5, kept))
-        assert (spec.kind, spec.activation, spec.exact) == ("batch", told, False)
+        assert (spec.kind, spec.activation, spec.exact) == ("batch", described, False)
 
     def test_of_ours_keeps_our_activation(self):
         class Mine(nk.BatchNorm2d):

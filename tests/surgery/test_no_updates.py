@@ -108,7 +108,7 @@ def test_evaluation_inside_uses_what_is_stored():
         assert torch.equal(model.eval()(given), expected)
 
 
-@pytest.mark.parametrize("where", ["before", "inside", "behind"])
+@pytest.mark.parametrize("where", ["before", "inside", "after"])
 def test_errors_leave_everything_in_place(where):
     model = net()
 
@@ -118,7 +118,7 @@ def test_errors_leave_everything_in_place(where):
     handle = {
         "before": lambda: model[1].register_forward_pre_hook(fail),
         "inside": lambda: model[2].register_forward_pre_hook(lambda _, given: (given[0][:, :3],)),
-        "behind": lambda: model[1].register_forward_hook(fail),
+        "after": lambda: model[1].register_forward_hook(fail),
     }[where]()
     before, hooked = buffers(model), hooks(model)
     with pytest.raises((ZeroDivisionError, nk.ShapeError)), no_updates(model):

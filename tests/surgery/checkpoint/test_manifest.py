@@ -157,7 +157,7 @@ class ForeignRMSNorm(nn.Module):
         self.variance_epsilon = eps
 
 
-def test_norms_that_nobody_described():
+def test_norms_that_describe_does_not_know():
     mine, theirs = (nn.Sequential(nn.Linear(3, 3), ForeignRMSNorm(3, eps)) for eps in (1e-6, 1e-5))
     found = json.loads(json.dumps(manifest(mine)))
     assert found["norms"] == {}

@@ -52,7 +52,7 @@ def test_who_makes_and_who_reads():
     assert flow.given_out == {memory_of(flow.events[-1].outputs[0])}
 
 
-def test_results_are_copies_from_before_anybody_wrote_over_them():
+def test_results_are_copies_from_before_they_are_overwritten():
     torch.manual_seed(0)
     model, x = Net().eval(), torch.randn(2, 3, 5, 5)
     flow = recorded(model, x)

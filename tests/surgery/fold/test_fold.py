@@ -111,7 +111,7 @@ class TheirFrozen(nn.Module):
         return x * scale.reshape(1, -1, 1, 1) + (self.bias - self.running_mean * scale).reshape(1, -1, 1, 1)
 
 
-def test_a_frozen_norm_that_somebody_else_wrote():
+def test_a_frozen_norm_of_another_library():
     model = ready(nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), TheirFrozen(4)))
     check(model, double(2, 3, 6, 6))
     check(model.train(), double(2, 3, 6, 6))  # it has no mode
@@ -483,7 +483,7 @@ class WithAct(nn.BatchNorm2d):
 
 
 class WithPower(nn.BatchNorm2d):
-    """A norm that does something nobody can know of."""
+    """A norm that does something that its spec does not show."""
 
     def forward(self, x):
         return super().forward(x).abs()

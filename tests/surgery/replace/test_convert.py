@@ -48,7 +48,7 @@ def batch_norm(classes, dimensions, **options):
 
 
 def outputs(layer, x):
-    """In evaluation, then in training, with what that leaves behind."""
+    """In evaluation, then in training, with the statistics afterwards."""
     layer = copy.deepcopy(layer)
     with torch.no_grad():
         seen = [layer.eval()(x), layer.train()(x)]
@@ -143,11 +143,13 @@ def test_options_that_only_some_layers_have_come_back():
     assert convert(frozen, "ghost", chunk_size=4).model.chunk_size == 4
 
 
-def test_memory_does_not_pile_up():
-    layer = batch_norm("torch", 2)
+def test_converting_back_and_forth_does_not_make_a_layer_larger():
+    """Layers keep records of what they were; pickling shows all that they keep."""
+    layer, sizes = batch_norm("torch", 2), []
     for _ in range(5):
         layer = convert(convert(layer, "sync").model, "frozen").model
-    assert len(layer._former) <= 3
+        sizes.append(len(pickle.dumps(layer)))
+    assert sizes[1:] == sizes[1:2] * 4
 
 
 def test_statistics_switched_off_later_stay_off():
@@ -444,7 +446,7 @@ def test_a_layer_without_a_size_yet():
     ("channels", "groups", "shape", "expected"),
     [
         (64, None, None, 32),
-        (32, None, None, 16),  # never a channel to a group, unless somebody asks for it
+        (32, None, None, 16),  # never a channel to a group, unless that is requested
         (32, None, (2, 32, 9, 9), 16),
         (32, 32, (2, 32, 9, 9), 32),
         (32, 32, None, 16),

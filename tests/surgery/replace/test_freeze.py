@@ -147,7 +147,7 @@ def test_unfreeze_gives_back_the_very_layers(affine):
 
 
 def test_unfreeze_gives_back_parameters_with_the_frozen_values():
-    """Not with what an optimizer has done to them meanwhile, which then goes on with the model."""
+    """Not with what an optimizer did to them in the meantime; the optimizer can be used again afterwards."""
     model = net().requires_grad_()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
     model(X).sum().backward()

@@ -92,7 +92,7 @@ def test_a_prior_weighs_as_many_examples(trained, target):
 
 
 def test_few_examples_are_better_off_with_a_prior():
-    """One example more or less than the truth tells: the error of the mean of 4 is halved by a good prior."""
+    """With a prior of 12 examples the 4 weigh a quarter, so that the squared error of the mean falls to a sixteenth."""
     torch.manual_seed(0)
     layer = nn.BatchNorm1d(200).eval()  # what it stores is right
     few = torch.randn(4, 200)

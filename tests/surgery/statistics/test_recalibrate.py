@@ -68,7 +68,7 @@ def test_recalibrate_has_the_population_and_the_usual_ways_do_not(moving):
 
 
 def plain_twin(model):
-    """Torch's BatchNorm with the same gamma and beta for every norm, and the activation it carries behind it."""
+    """Torch's BatchNorm with the same gamma and beta for every norm, followed by the activation that it has."""
     twin = nn.Sequential()
     for layer in copy.deepcopy(model):
         if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
@@ -316,7 +316,7 @@ def test_compiled_models_are_seen_through():
     model, batches = plain_net(), uneven_batches()
     expected = statistics(recalibrate(model, batches).model)
     compiled = torch.compile(model, backend="eager")
-    compiled.eval()(batches[0])  # compiled before any hook is there
+    compiled.eval()(batches[0])  # compiled before any hook is registered
     recalibrate(compiled, batches, inplace=True)
     assert all(torch.equal(value, expected[key]) for key, value in statistics(model).items())
 

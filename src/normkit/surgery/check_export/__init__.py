@@ -1,4 +1,4 @@
-"""Whether an exported model is the model: evaluation's statistics, the same eps, the same outputs."""
+"""Whether an exported model is the same as the model: stored statistics, the same eps, the same outputs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ from normkit.surgery.result import Change, Parity
 _SAME_SETTING = 1e-5  # ONNX keeps eps and momentum in float32
 
 _EVALUATE = "Export it in evaluation: model.eval() first."
-_NOTHING_STORED = "It stores no statistics, so that evaluation cannot do otherwise: convert it, or train it with some."
+_NOTHING_STORED = (
+    "It stores no statistics, so evaluation has no others: convert it, or train it with running statistics."
+)
 
-Pairs = list[tuple[ExportedNorm, Norm | None]]  # nodes of the graph, and the layers that they were
+Pairs = list[tuple[ExportedNorm, Norm | None]]  # nodes of the graph, and the layers that they come from
 
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """What was found.
+    """The result of `check_export`.
 
     Attributes:
         findings: NK501 training-mode-export, NK502 manifest-drift, NK504 unequal-export.
-        parity: how far the outputs are from the model's on the example, in evaluation; None if it could not be run,
-            for a reason that is among the findings.
-        skipped: norms of the model of which the graph does not say eps and mode: outputs alone speak for them.
+        parity: how far the outputs are from the model's on the example, in evaluation; None if the exported model
+            could not be run, for a reason that is among the findings.
+        skipped: norms of the model whose eps and mode are not in the graph; only their outputs are compared.
     """
 
     findings: Sequence[Finding]
@@ -66,24 +68,25 @@ def check_export(
         program: a torch.export.ExportedProgram, the path of an ONNX file, an onnx.ModelProto, or what
             torch.onnx.export(dynamo=True) returns. ONNX needs the extra `export`.
         model: the model. Its mode does not matter: it is run in evaluation.
-        example: a batch that both can take.
-        forward: forward(model, batch) instead of the usual way to run a model on a batch; it is called with the
-            exported one, too.
-        rtol: how far outputs may be apart, over the largest magnitude of each. By default as the coarsest type among
-            the outputs and parameters allows: 1e-10 for float64, 1e-4 for float32, 1e-2 for float16, 5e-2 for bfloat16.
+        example: a batch that both accept.
+        forward: forward(model, batch) instead of the usual way to run a model on a batch; also called with the
+            exported model.
+        rtol: how far outputs may be apart, relative to the largest magnitude of each. By default set by the coarsest
+            type among outputs and parameters: 1e-10 for float64, 1e-4 for float32, 1e-2 for float16, 5e-2 for bfloat16.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module; got a {type(model).__name__}.")
     exported = _opened(program)
     with in_evaluation(model):
         expected = _run(model, example, forward)
-    pairs = list(matched(exported.norms(), model, norms(model)))
-    findings = [*_training(exported, pairs, norms(model)), *_drift(pairs)]
-    skipped = _unchecked(pairs, norms(model))
+    layers = norms(model)
+    pairs = list(matched(exported.norms(), model, layers))
+    findings = [*_training(exported, pairs, layers), *_drift(pairs)]
+    skipped = _unchecked(pairs, layers)
     try:
         parity = compare(Trace(expected, []), Trace(_run(exported.runner(), example, forward), []))
     except (OnnxError, ExampleError) as error:
-        if not findings:  # else it may be their fault: onnxruntime does not run every norm in training mode
+        if not findings:  # else they may be the cause: onnxruntime does not run every norm in training mode
             raise
         return ExportCheck(findings, None, [*skipped, Change("", "outputs not compared", str(error))])
     limit = tolerance(model, expected) if rtol is None else rtol
@@ -103,7 +106,7 @@ def _opened(program: Any) -> Exported:
         return ProgramGraph(program)
     if isinstance(program, str | os.PathLike):
         return OnnxGraph(program)
-    proto = getattr(program, "model_proto", program)  # of torch's ONNXProgram
+    proto = getattr(program, "model_proto", program)  # an attribute of torch's ONNXProgram
     if hasattr(proto, "SerializeToString") and hasattr(proto, "graph"):
         return OnnxGraph(proto)
     raise ArgumentError(
@@ -113,7 +116,7 @@ def _opened(program: Any) -> Exported:
 
 
 def _training(exported: Exported, pairs: Pairs, layers: list[Norm]) -> list[Finding]:
-    """Norms that use the statistics of the batch, or write their own."""
+    """Norms that use the statistics of the batch, or update their own."""
     found: dict[str | None, Finding] = {}
     for node, norm in pairs:
         if node.trains:
@@ -121,7 +124,7 @@ def _training(exported: Exported, pairs: Pairs, layers: list[Norm]) -> list[Find
             message = f"{node.op} normalizes with the statistics of the batch it is given."
             found[layer] = _training_finding(layer, message, {"op": node.op}, _remedy(norm))
     names = {norm.name for norm in layers}
-    is_known = bool(found)  # if not, what is written counts also under a name that the model does not have
+    is_known = bool(found)  # if not, written buffers count also under names that the model does not have
     for tensor in sorted(exported.written()):
         layer, _, role = tensor.rpartition(".")
         if layer not in found and (layer in names or (role in STATISTICS and not is_known)):
@@ -140,30 +143,30 @@ def _remedy(norm: Norm | None) -> str:
 
 
 def _drift(pairs: Pairs) -> list[Finding]:
-    """Layers whose settings are others in the graph."""
+    """Layers whose settings differ in the graph."""
     found: dict[str, Finding] = {}
     for node, norm in pairs:
         evidence = {} if norm is None else _changed_settings(node, norm)
         if norm is not None and evidence:
-            told = "; ".join(
+            changes = "; ".join(
                 f"{name} is {there:.6g} in the exported model, {here:.6g} in the model"
                 for name, (there, here) in evidence.items()
             )
-            remedy = "Export the model anew, or find what changed it: passes of quantization do."
-            found[norm.name] = Finding("NK502", "manifest-drift", "error", norm.name, f"{told}.", evidence, remedy)
+            remedy = "Export the model again, or find what changed it, such as a pass of quantization."
+            found[norm.name] = Finding("NK502", "manifest-drift", "error", norm.name, f"{changes}.", evidence, remedy)
     return list(found.values())
 
 
 def _changed_settings(node: ExportedNorm, norm: Norm) -> dict[str, tuple[float, float]]:
-    """By name, what the graph has and what the layer has."""
+    """By name, the value in the graph and the value of the layer."""
     both = {"eps": (node.eps, norm.spec.eps), "momentum": (node.momentum, norm.spec.momentum)}
-    told = {name: (there, here) for name, (there, here) in both.items() if there is not None and here is not None}
-    return {name: pair for name, pair in told.items() if not math.isclose(*pair, rel_tol=_SAME_SETTING)}
+    known = {name: (there, here) for name, (there, here) in both.items() if there is not None and here is not None}
+    return {name: pair for name, pair in known.items() if not math.isclose(*pair, rel_tol=_SAME_SETTING)}
 
 
 def _unchecked(pairs: Pairs, layers: list[Norm]) -> list[Change]:
     seen = {norm.name for _, norm in pairs if norm is not None}
-    why = "no operator of the graph is this layer: folded into its neighbours, or written out as arithmetic"
+    why = "no operator of the graph is this layer: it was folded into its neighbors, or decomposed into arithmetic"
     return [Change(norm.name, "eps and mode not compared", why) for norm in layers if norm.name not in seen]
 
 
@@ -186,7 +189,7 @@ def _unequal(exported: Exported, parity: Parity, limit: float) -> Finding:
 
 
 def _mixes_batch(exported: Exported, model: nn.Module, example: Any, forward: Forward | None) -> bool:
-    """Whether an output depends on the rest of the batch, and does not in the model in evaluation."""
+    """Whether an output depends on the rest of the batch, while it does not in the model in evaluation."""
     with in_evaluation(model):
         is_models_own = depends_on_mates(model, example, forward)
     return not is_models_own and depends_on_mates(exported.runner(), example, forward)

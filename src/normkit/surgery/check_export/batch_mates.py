@@ -1,24 +1,23 @@
-"""Whether what a model gives for one example depends on the others in its batch."""
+"""Whether a model's output for one example depends on the others in its batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normkit.batches import Forward, tensors_in
+from normkit.batches import Forward, leaves_in, map_leaves, tensors_in
 from normkit.snapshot import untouched
 from normkit.surgery.parity import ROUNDING, difference, run_example
 
-_KERNELS = 16  # another batch may take other kernels in every layer, which round in another order
+_KERNELS = 16  # times the rounding of one layer: with another batch every layer may use another kernel
 
 
 def depends_on_mates(model: nn.Module, example: Any, forward: Forward | None = None) -> bool:
     """Whether the first example's output changes when all others become copies of it.
 
-    The model is run in the mode it is in, and left as it was. False, too, if the example is no batch of several.
+    The model runs in its present mode, and is left as it was. Also False if the example is not a batch of several.
     """
     alone = _first_repeated(example)
     if alone is None:
@@ -31,19 +30,13 @@ def depends_on_mates(model: nn.Module, example: Any, forward: Forward | None = N
 
 
 def _first_repeated(example: Any) -> Any:
-    """A batch of copies of its first example; None if it is not one of several."""
-    if isinstance(example, Tensor):
-        return example[:1].expand_as(example).clone() if example.dim() and len(example) > 1 else None
-    if isinstance(example, Mapping):
-        items = {key: _first_repeated(value) for key, value in example.items()}
-        return None if any(value is None for value in items.values()) else items
-    if isinstance(example, list | tuple):
-        copies = [_first_repeated(item) for item in example]
-        return None if any(copy is None for copy in copies) else copies
-    return None
+    """A batch of copies of its first example; None if it is not a batch of several."""
+    if not all(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) > 1 for leaf in leaves_in(example)):
+        return None
+    return map_leaves(example, lambda leaf: leaf[:1].expand_as(leaf).clone())
 
 
 def _first_moves(before: list[Tensor], after: list[Tensor]) -> bool:
-    """Whether the first row of any output is another than rounding explains."""
+    """Whether the first row of an output differs by more than rounding explains."""
     rows = [(a[0], b[0]) for a, b in zip(before, after, strict=True) if a.dim() and a.is_floating_point()]
     return any(difference(a, b)[1] > _KERNELS * ROUNDING * torch.finfo(a.dtype).eps for a, b in rows)

@@ -1,4 +1,4 @@
-"""The norms in an exported graph, and the layers of the model that they were."""
+"""The norms in an exported graph, and the layers of the model that they come from."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class ExportedNorm(NamedTuple):
     """A node that normalizes.
 
     Attributes:
-        layer: the name that the graph itself gives for its layer, if any.
+        layer: the name of its layer in the graph itself, if there is one.
         op: the operator.
-        eps: as the graph has it; None if it does not say.
-        momentum: weight of the new value; None if it does not say.
+        eps: as in the graph; None if it is not there.
+        momentum: weight of the new value; None if it is not in the graph.
         trains: whether it normalizes with the statistics of the batch it is given.
         tensors: weight, bias, running_mean and running_var, where the graph holds their values.
     """
@@ -52,12 +52,10 @@ class Exported(Protocol):
 def matched(
     nodes: Iterable[ExportedNorm], model: nn.Module, layers: list[Norm]
 ) -> Iterator[tuple[ExportedNorm, Norm | None]]:
-    """Each node with the layer that it was: by name, else by the values it holds."""
+    """Each node with the layer that it comes from: by name, else by the values it holds."""
     known = {norm.name: norm for norm in layers}
     by_identity = {id(norm.layer): norm for norm in layers}
-    for name, module in model.named_modules(
-        remove_duplicate=False
-    ):  # a shared layer is exported under any of its names
+    for name, module in model.named_modules(remove_duplicate=False):  # a shared layer may appear under any of its names
         if id(module) in by_identity:
             known[name] = by_identity[id(module)]
     for node in nodes:

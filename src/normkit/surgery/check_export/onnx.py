@@ -1,8 +1,7 @@
-"""An ONNX model, read with onnx and run with onnxruntime."""
+"""An ONNX model, read by onnx and run by onnxruntime."""
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit.batches import tensors_in
-from normkit.errors import MissingExtraError, NormkitError
+from normkit.errors import NormkitError
+from normkit.optional import required
 from normkit.surgery.check_export.exported import ROLES, ExportedNorm
 
 _NORMS = {
@@ -26,11 +26,11 @@ _NORMS = {
 
 
 class OnnxError(NormkitError, ValueError):
-    """A file that is no ONNX model, or that onnxruntime does not run."""
+    """A file that is not an ONNX model, or that onnxruntime does not run."""
 
 
 class OnnxGraph:
-    """What an exporter to ONNX made of a model."""
+    """The graph of an ONNX model."""
 
     def __init__(self, source: Any) -> None:
         """Read a path, or take a ModelProto."""
@@ -45,11 +45,11 @@ class OnnxGraph:
             yield from (self._norm(node) for node in _nodes(part) if node.op_type in _NORMS)
 
     def written(self) -> set[str]:
-        """Nothing: a run of an ONNX model leaves it as it is."""
+        """Nothing: running an ONNX model does not change it."""
         return set()
 
     def runner(self) -> nn.Module:
-        """A module that hands its arguments to onnxruntime."""
+        """A module that passes its arguments to onnxruntime."""
         return OnnxModel(self._source, self.what)
 
     def _norm(self, node: Any) -> ExportedNorm:
@@ -61,7 +61,7 @@ class OnnxGraph:
             _layer(node, roles),
             node.op_type,
             given.get("epsilon", 1e-5),
-            None if momentum is None else 1 - momentum,  # ONNX's weights the old value
+            None if momentum is None else 1 - momentum,  # in ONNX it weights the old value
             bool(given.get("training_mode", 0)),
             {role: self._tensor(name) for role, name in roles.items() if name in self._values},
         )
@@ -79,7 +79,7 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def _layer(node: Any, roles: dict[str, str]) -> str | None:
-    """The owner of the tensors it takes, if they kept their names; else where the exporter says it comes from."""
+    """The owner of the tensors it takes, if these kept their names; else the layer that the exporter names."""
     for role, name in roles.items():
         if name.endswith(f".{role}") or name == role:
             return name.rpartition(".")[0]
@@ -96,21 +96,21 @@ def _listed(text: str) -> list[str]:
 
 
 class OnnxModel(nn.Module):
-    """Tensors in, tensors out: onnxruntime in between."""
+    """An ONNX model as a module that runs in onnxruntime."""
 
     def __init__(self, source: Any, what: str) -> None:
         super().__init__()
         runtime = _required("onnxruntime")
         options = runtime.SessionOptions()
-        options.log_severity_level = 4  # what it has to say comes as an exception, too
+        options.log_severity_level = 4  # what it logs is also in its exceptions
         content = os.fspath(source) if isinstance(source, str | os.PathLike) else source.SerializeToString()
         try:
             self._session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # its exceptions have no base of their own
+        except Exception as error:  # its exceptions have no common base
             raise OnnxError(f"onnxruntime does not take {what}: {error}") from error
 
     def forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
-        """Inputs by their names, where they are among the model's; the others in order."""
+        """Pass keyword arguments by the names of the model's inputs, and all other tensors in order."""
         names = [given.name for given in self._session.get_inputs()]
         feeds = {name: value for name, value in kwargs.items() if name in names}
         others = tensors_in([*args, *(value for name, value in kwargs.items() if name not in names)])
@@ -127,10 +127,10 @@ def _read(source: Any) -> Any:
     if not isinstance(source, str | os.PathLike):
         return source
     if not Path(source).is_file():
-        raise OnnxError(f"{os.fspath(source)} is not there, or no file.")
+        raise OnnxError(f"{os.fspath(source)} does not exist, or is not a file.")
     try:
         model = onnx.load(os.fspath(source))
-    except Exception as error:  # protobuf's errors are of a package that is not ours to import
+    except Exception as error:  # protobuf's errors are of a package that is not a dependency of ours
         raise OnnxError(f"{os.fspath(source)} is not an ONNX model: {error}") from error
     if not model.ir_version or not model.graph.node:
         raise OnnxError(f"{os.fspath(source)} is not an ONNX model: it holds no graph.")
@@ -138,10 +138,4 @@ def _read(source: Any) -> Any:
 
 
 def _required(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"checking an ONNX model needs {module}, which cannot be imported: {error}. Install it: "
-            "pip install 'normkit[export]'."
-        ) from error
+    return required(module, "checking an ONNX model", extra="export")

@@ -12,7 +12,7 @@ from normkit.surgery.check_export.exported import ROLES, ExportedNorm
 
 
 class ProgramGraph:
-    """What torch.export made of a model."""
+    """The graph of an exported program."""
 
     what = "the exported program"
 
@@ -22,7 +22,7 @@ class ProgramGraph:
         self._tensor_names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
 
     def norms(self) -> Iterator[ExportedNorm]:
-        """Nodes of any operator that is called a norm and has an eps: batch, instance, group, layer, RMS."""
+        """Nodes of operators with "norm" in their name and an eps: batch, instance, group, layer, RMS."""
         for node in self._nodes():
             given = _arguments(node)
             eps = given.get("eps", given.get("epsilon"))
@@ -37,7 +37,7 @@ class ProgramGraph:
                 )
 
     def written(self) -> set[str]:
-        """Buffers that an operator writes in place, or that the program gives back to be written."""
+        """Buffers that an operator writes in place, or that the program returns for an update."""
         in_place = [
             given[argument.name]
             for node in self._nodes()
@@ -49,7 +49,7 @@ class ProgramGraph:
         return {name for name in names if name} | set(self._program.graph_signature.buffers_to_mutate.values())
 
     def runner(self) -> nn.Module:
-        """The program as a module. Its tensors may be those of the model it was made from."""
+        """The program as a module. It may share its tensors with the model it was made from."""
         return self._program.module()
 
     def _nodes(self) -> Iterator[Any]:
@@ -59,7 +59,7 @@ class ProgramGraph:
                 yield from (node for node in module.graph.nodes if hasattr(node.target, "_schema"))
 
     def _layer(self, node: fx.Node, given: dict[str, Any]) -> str | None:
-        """The owner of the tensors that it takes, or else the module in whose forward it was."""
+        """The owner of the tensors that it takes, or else the module in whose forward it was called."""
         for role in ROLES:
             if (name := self._name(given.get(role))) is not None:
                 return name.rpartition(".")[0]
@@ -76,7 +76,7 @@ class ProgramGraph:
 
 
 def _arguments(node: Any) -> dict[str, Any]:
-    """What an operator is called with, by name, defaults included."""
+    """The arguments of an operator by name, defaults included."""
     arguments = node.target._schema.arguments
     given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
     given.update({argument.name: value for argument, value in zip(arguments, node.args, strict=False)})
@@ -84,6 +84,6 @@ def _arguments(node: Any) -> dict[str, Any]:
 
 
 def _trains(node: Any, given: dict[str, Any]) -> bool:
-    if "use_input_stats" in given:  # an instance norm uses its input's anyway, unless it stores some
+    if "use_input_stats" in given:  # an instance norm always uses its input's, unless it stores some
         return bool(given["use_input_stats"]) and given.get("running_mean") is not None
     return bool(given.get("training", False)) or "_with_update" in node.target._schema.name
