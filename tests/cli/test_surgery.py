@@ -343,7 +343,7 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
     ("arguments", "messages"),
     [
         (["freeze", "clinet:build"], ["--out FILE is needed"]),
-        (["freeze", "clinet:build", "--out", "no/such/out"], ["--out must be", "is not there"]),
+        (["freeze", "clinet:build", "--out", "no/such/out"], ["--out must be", "has no folder"]),
         (["freeze", "clinet:build", "--out", "."], ["--out must be", "is a folder"]),
         (["freeze", "clinet", "--dry-run"], ["module:attribute or path.py:attribute", "'clinet'"]),
         (["freeze", "clinet:", "--dry-run"], ["module:attribute"]),

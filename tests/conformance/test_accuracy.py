@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from support.cases import TWINS
+from support.rounding import FLOAT, neighbours
 
 LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -23,6 +24,14 @@ def measure(layer, x, dy):
 def takes_mean(layer):
     """Whether there is a difference of large numbers to take."""
     return not isinstance(layer, nn.RMSNorm | nn.LocalResponseNorm)
+
+
+def last_rounding(truth, dtype):
+    """What the type alone costs: half the distance to its next number, in half precision after a float's rounding."""
+    value = truth.to(dtype)
+    below, above = neighbours(value)
+    half = torch.maximum(above - value.double(), value.double() - below) / 2
+    return 1.01 * half + (FLOAT * truth.abs().max() if dtype.itemsize == 2 else 0.0)
 
 
 def dtypes(case):
@@ -58,7 +67,8 @@ def test_never_further_from_float64_than_torch(case, training, dtype, layout, me
     found, torchs = measure(ours, x, dy), measure(theirs, x, dy)
     mode = "train" if training else "eval"
     for what, truth in reference.items():
-        our_error = (found[what] - truth).abs().max().item()
+        our_errors = (found[what] - truth).abs()
+        our_error = our_errors.max().item()
         torch_error = (
             (torchs[what] - truth).abs().nan_to_num(nan=torch.inf, posinf=torch.inf).max().item()
         )  # NaN is as far as can be
@@ -66,7 +76,8 @@ def test_never_further_from_float64_than_torch(case, training, dtype, layout, me
             continue  # they do not move
         kind = "statistics" if what.startswith("running") else "gradients" if what[0] == "d" else what
         record_property("accuracy", (mode, str(dtype)[6:], layout, f"{mean:g}", kind, torch_error, our_error))
-        assert our_error <= torch_error, what
+        # Where torch is as exact as the type allows, a tie may fall its way and not ours.
+        assert ((our_errors <= torch_error) | (our_errors <= last_rounding(truth, dtype))).all(), what
         weak = mean > 1e3 and layout == "channels_last" and takes_mean(ours)
         if weak and dtype == torch.float32 and what == "output" and training:
             assert our_error <= torch_error / 10

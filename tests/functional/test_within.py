@@ -8,6 +8,7 @@ from torch import nn
 
 import normkit as nk
 from support.cases import randomize_
+from support.depth import thinned
 from support.padded import ragged
 from support.refusal import refused
 
@@ -64,7 +65,7 @@ def test_each_example_is_normalized_as_if_alone_and_unpadded(name, padding):
         torch.testing.assert_close(y[i : i + 1, :, :length], alone(x[i : i + 1, :, :length]), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", thinned([False, True], lambda compiled: not compiled), ids=["eager", "compiled"])
 @pytest.mark.parametrize("padding", [torch.nan, torch.inf], ids=str)
 @pytest.mark.parametrize("name", MASKED)
 def test_padding_reaches_no_gradient(name, padding, compiled):

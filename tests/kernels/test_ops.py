@@ -33,6 +33,7 @@ LAYERS = {
     ),
     "FrozenBatchNorm2d": (lambda **options: nk.FrozenBatchNorm2d(6, **options), (4, 6, 5, 3)),
 }
+FEW = thinned(LAYERS, {"BatchNorm2d", "LayerNorm", "FrozenBatchNorm2d"}.__contains__)
 OWN = {"GroupNorm", "LayerNorm", "RMSNorm"}  # always an example's own statistics
 CHANNELS_LAST = {name for name, (_, shape) in LAYERS.items() if len(shape) in LAST} - {"LayerNorm"}
 
@@ -128,7 +129,7 @@ def test_inductor_is_eager_bit_for_bit(name):
     assert_equal_steps(compiled, layer, twin, shape, last=name in CHANNELS_LAST, residual=True, sizes=[None] * 3)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("residual", [False, True], ids=["alone", "residual"])
 def test_graphs_hold_one_operator_each(name, residual):
     build, shape = LAYERS[name]
@@ -237,7 +238,7 @@ def exported(name, training, backend, **options):
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", FEW)
 def test_exported_on_demand(name, training):
     layer, program = exported(name, training, "native", activation="relu")
     stored = name == "FrozenBatchNorm2d" or (not training and name not in OWN)
@@ -247,7 +248,7 @@ def test_exported_on_demand(name, training):
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", FEW)
 def test_exported_without_being_asked_for_it_runs_anywhere(name, training):
     _, program = exported(name, training, "auto", activation="relu")
     assert ours(program.graph_module) == []
@@ -269,6 +270,7 @@ assert torch.equal(found, expected)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.export about itself
+@pytest.mark.deep
 def test_an_exported_program_is_loaded_elsewhere(tmp_path):
     layer, program = exported("BatchNorm2d", False, "native", activation="relu")
     x = batch(LAYERS["BatchNorm2d"][1])
@@ -307,7 +309,7 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize("sample", thinned(SAMPLES, {"planes", "reference"}.__contains__))
 def test_opcheck(sample):
     tensors, recipe = arguments(**SAMPLES[sample])
     torch.library.opcheck(ops.normalize.default, (*tensors, *recipe))

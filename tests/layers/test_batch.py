@@ -11,6 +11,7 @@ from torch.optim.swa_utils import update_bn
 
 import normkit as nk
 from support.cases import randomize_
+from support.depth import thinned
 
 MODULES = {
     None: nn.Identity(),
@@ -46,7 +47,7 @@ def test_activation_and_residual_equal_torchs_modules(activation, training):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("activation", MODULES, ids=str)
+@pytest.mark.parametrize("activation", thinned(MODULES, ["relu", "gelu"].__contains__), ids=str)
 def test_residual_and_mask_gradients(activation):
     x, r = (torch.randn(4, 3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
     w, b = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))

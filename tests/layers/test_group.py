@@ -17,7 +17,7 @@ def test_an_example_without_a_valid_position_becomes_bias_and_residual():
     torch.testing.assert_close(y[0], (layer.bias[:, None] + r[0]).relu())
 
 
-@pytest.mark.parametrize("activation", [None, "gelu"], ids=str)
+@pytest.mark.parametrize("activation", [None, pytest.param("gelu", marks=pytest.mark.deep)], ids=str)
 def test_gradients_of_mask_and_residual(activation):
     x, r = (torch.randn(3, 4, 5, dtype=DOUBLE, requires_grad=True) for _ in range(2))
     w, b = (torch.randn(4, dtype=DOUBLE, requires_grad=True) for _ in range(2))

@@ -114,7 +114,7 @@ def test_checkpointing_of_several_batches_at_once(seen, use_reentrant):
         assert torch.equal(layer.state_dict()[name], t), name
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.deep)])
 def test_compiled_past_the_warmup(backend):
     """What a backward leaves in the ring, the next one needs: the compiler must not lose it."""
     layer = layer_after(998, buffer_size=2, warmup=10)

@@ -173,7 +173,7 @@ def run_miss_a_rank(*args):
     in_group(miss_a_rank)(*args)
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.deep)])
 def test_parts_equal_the_whole(world, tmp_path):
     spawn(run_everything, args=(world, tmp_path / "store"), nprocs=world)
 

@@ -198,6 +198,7 @@ def test_what_is_not_finite_says_so(method, bad):
     assert y[:, 2:].isfinite().all()
 
 
+@pytest.mark.deep
 def test_compiled_whole():
     """The compiler's way to the square root is one of its own."""
     layer = randomize_(nk.WhitenedBatchNorm2d(4, method="zca", group_size=2))

@@ -56,7 +56,7 @@ def check_population(rank):
         adapted = adapt(model, own, prior=5.0, collapse=0.0)
         assert same_on_all_ranks(adapted.model)
         assert adapted.changed
-        with pytest.raises(nk.ArgumentError, match="processes would part"):
+        with pytest.raises(nk.ArgumentError, match="processes would diverge"):
             adapt(model, own, "tent")
 
 
@@ -79,6 +79,7 @@ def test_all_ranks_store_the_statistics_of_all_ranks(tmp_path):
 
 
 @pytest.mark.skipif(not distributed.is_available(), reason="this build of torch has no processes to speak to")
+@pytest.mark.deep
 def test_all_ranks_decide_together(tmp_path):
     spawn(in_group, (str(tmp_path / "store"), check_roll_back), nprocs=WORLD)
 
