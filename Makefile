@@ -42,10 +42,10 @@ demo: $(INSTALLED_LAB)  ## what made Batch Normalization famous, on this machine
 	$(BIN)/normkit lab run paper --out runs/paper $(if $(wildcard runs/paper/run.json),--resume)
 
 test: lint types  ## what to run after every change: lint, types and tests, in minutes
-	$(BIN)/pytest --numprocesses auto --base $(BASE)
+	$(BIN)/pytest --numprocesses auto --dist loadgroup --base $(BASE)
 
 test-deep: $(INSTALLED)  ## every test: all rows, compilers, exporters, sanitizers, kills, browser
-	$(BIN)/pytest --numprocesses auto --base $(BASE) --deep
+	$(BIN)/pytest --numprocesses auto --dist loadgroup --base $(BASE) --deep
 
 lint: $(INSTALLED)  ## style and formatting
 	$(BIN)/ruff check .

@@ -24,7 +24,7 @@ always = settings(
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors, HealthCheck.too_slow],
 )
-settings.register_profile("ordinary", always, max_examples=10)
+settings.register_profile("ordinary", always, max_examples=8)
 settings.register_profile("deep", always, max_examples=40)
 
 

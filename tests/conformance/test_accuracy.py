@@ -45,7 +45,11 @@ def layouts(case):
 
 
 ROWS = [
-    pytest.param(case, training, dtype, layout, mean, id=f"{case}-{mode}-{str(dtype)[6:]}-{layout}-{mean:g}")
+    pytest.param(
+        *(case, training, dtype, layout, mean),
+        id=f"{case}-{mode}-{str(dtype)[6:]}-{layout}-{mean:g}",
+        marks=pytest.mark.deep if dtype is torch.bfloat16 else (),  # goes the way of float16
+    )
     for case in TWINS
     for mode, training in (("train", True), ("eval", False))
     for dtype in dtypes(case)
@@ -76,8 +80,8 @@ def test_never_further_from_float64_than_torch(case, training, dtype, layout, me
             continue  # they do not move
         kind = "statistics" if what.startswith("running") else "gradients" if what[0] == "d" else what
         record_property("accuracy", (mode, str(dtype)[6:], layout, f"{mean:g}", kind, torch_error, our_error))
-        # Where torch is as exact as the type allows, a tie may fall its way and not ours.
-        assert ((our_errors <= torch_error) | (our_errors <= last_rounding(truth, dtype))).all(), what
+        if our_error > torch_error:  # by a tie that falls its way, where both are as exact as the type allows
+            assert (our_errors <= last_rounding(truth, dtype)).all(), what
         weak = mean > 1e3 and layout == "channels_last" and takes_mean(ours)
         if weak and dtype == torch.float32 and what == "output" and training:
             assert our_error <= torch_error / 10

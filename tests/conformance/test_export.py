@@ -30,7 +30,7 @@ def test_every_mechanism_is_a_row():
     assert {str(case) for case in CASES} >= MECHANISMS
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("training", thinned([True, False], bool), ids=["train", "eval"])
 @pytest.mark.parametrize("case", BY_CLASS, ids=str)
 def test_torch_export(case, training):
     layer, x = case.layer(training=training), case.input()

@@ -6,7 +6,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 from support.cases import CASES as ALL
-from support.depth import first_of_each
+from support.depth import first_of_each, thinned
 
 CASES = [case for case in ALL if not case.stops_gradient]
 BY_CLASS = first_of_each(CASES, lambda case: case.name)
@@ -41,7 +41,7 @@ def test_gradcheck(case, training):
     assert gradcheck(run, inputs)
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("training", thinned([True, False], bool), ids=["train", "eval"])
 @pytest.mark.parametrize("case", BY_CLASS, ids=str)
 def test_gradgradcheck(case, training):
     run, parameters = as_function(case.layer(torch.float64, training))

@@ -25,7 +25,7 @@ pytest.importorskip("normkit._core", reason="normkit was built without its C++ c
 from support.instruction_sets import runnable, using
 
 SEARCH = int(os.environ.get("NORMKIT_FUZZ", "0"))
-bounded = settings(max_examples=SEARCH or 7 * settings.default.max_examples)  # 70, and 280 with --deep
+bounded = settings(max_examples=SEARCH or 7 * settings.default.max_examples)  # 56, and 280 with --deep
 
 BY_NAME = {str(case): case for case in CASES}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
