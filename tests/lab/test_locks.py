@@ -26,5 +26,5 @@ def test_waiting_ends_when_the_holder_does(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder, open(path) as file:
         holder.stdout.readline()
         start = time.monotonic()
-        lock(file, wait=True)
+        lock(file, wait=60.0)
         assert time.monotonic() - start > 0.1

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import sys
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
@@ -134,12 +135,20 @@ def test_a_directory_is_written_by_one_process(tmp_path):
     run(PLAN, tmp_path)
 
 
-def test_a_directory_is_not_written_while_a_worker_of_a_killed_run_lives(tmp_path):
+def test_a_directory_is_not_written_while_a_worker_of_a_killed_run_lives(tmp_path, monkeypatch):
+    monkeypatch.setattr("normkit.lab.runner._DYING", 0.1)
     with open(tmp_path / WORKERS, "w") as file:
         lock(file, shared=True)  # as a worker does
         with pytest.raises(BusyError, match="Another process is writing"):
             run(PLAN, tmp_path)
     run(PLAN, tmp_path)
+
+
+def test_a_worker_of_a_killed_run_is_waited_for(tmp_path):
+    with open(tmp_path / WORKERS, "w") as file:
+        lock(file, shared=True)
+        Timer(0.3, file.close).start()
+        run(PLAN, tmp_path)
 
 
 def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path, monkeypatch):

@@ -11,16 +11,17 @@ _RETRY = 0.1  # seconds
 _ALL_BYTES = 1 << 30  # more than there are process ids
 
 
-def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> None:
+def lock(file: IO[Any], *, shared: bool = False, wait: float = 0.0) -> None:
     """Lock a file, against all other locks or, if `shared`, against exclusive ones alone.
 
-    Raises OSError if another process holds a lock that excludes this one; with `wait`, waits for it instead.
+    Raises OSError if another process holds a lock that excludes this one, for longer than `wait` seconds.
     """
+    deadline = time.monotonic() + wait
     while True:
         try:
             _try_lock(file, shared)
         except OSError:
-            if not wait:
+            if time.monotonic() >= deadline:
                 raise
             time.sleep(_RETRY)
         else:

@@ -27,6 +27,7 @@ from normkit.lab.trial import RunOptions, is_ended, run_trial, trial_paths
 
 RUN_LOCK = ".lock"  # held by the process that runs the trials
 WORKERS = ".workers"  # shared by the processes that it starts
+_DYING = 5.0  # seconds in which the workers of a run that was killed notice it, and end
 
 
 class TrialError(NormkitError, RuntimeError):
@@ -177,16 +178,16 @@ def locked(directory: Path) -> Iterator[None]:
     """Keep other processes from writing to a run's directory."""
     directory.mkdir(parents=True, exist_ok=True)
     with _locked(directory / RUN_LOCK):
-        with _locked(directory / WORKERS):  # workers of a run that was killed may still be writing
+        with _locked(directory / WORKERS, wait=_DYING):  # workers of a run that was killed may still be writing
             pass
         yield
 
 
 @contextmanager
-def _locked(path: Path, shared: bool = False) -> Iterator[None]:
+def _locked(path: Path, shared: bool = False, wait: float = 0.0) -> Iterator[None]:
     with open(path, "w") as file:
         try:
-            lock(file, shared=shared)
+            lock(file, shared=shared, wait=wait)
         except OSError:
             raise BusyError(
                 f"Another process is writing to {path.parent}. Wait for it, or choose another --out."

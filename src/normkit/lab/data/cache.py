@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ def only_one(entry: Entry) -> Iterator[None]:
             f"Data needs a folder that can be written; got {path.parent}: {error}. Set NORMKIT_DATA to another."
         ) from error
     with file:
-        lock(file, wait=True)
+        lock(file, wait=math.inf)
         yield
 
 
