@@ -106,11 +106,6 @@ def test_a_report_is_written_again(unbroken, capsys):
     assert (unbroken / "report.html").exists()
 
 
-def test_killed_a_run_ends_with_the_unbroken_records(unbroken, tmp_path):
-    run_and_kill(QUICK, tmp_path, kills=1)
-    assert lines(tmp_path) == lines(unbroken)
-
-
 @pytest.mark.deep
 def test_killed_ten_times_a_run_with_workers_ends_with_the_unbroken_records(tmp_path):
     arguments = ["run", "sigmoid-mlp", "--scale", "quick", "--seeds", "3"]

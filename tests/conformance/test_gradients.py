@@ -36,9 +36,15 @@ def small(case):
 @pytest.mark.parametrize("case", BY_CLASS, ids=str)
 def test_gradcheck(case, training):
     run, parameters = as_function(case.layer(torch.float64, training))
-    inputs = (small(case).requires_grad_(), *parameters)
-    assert gradcheck(run, inputs, check_forward_ad=True, fast_mode=True)
-    assert gradcheck(run, inputs)
+    assert gradcheck(run, (small(case).requires_grad_(), *parameters), check_forward_ad=True, fast_mode=True)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradcheck_of_every_element(case, training):
+    run, parameters = as_function(case.layer(torch.float64, training))
+    assert gradcheck(run, (small(case).requires_grad_(), *parameters))
 
 
 @pytest.mark.parametrize("training", thinned([True, False], bool), ids=["train", "eval"])

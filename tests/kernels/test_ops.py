@@ -120,7 +120,7 @@ def test_compiled_is_eager_bit_for_bit(name, activation, dtype, last, training):
     assert_equal_steps(compiled, layer, twin, shape, dtype, last, residual=activation != "leaky_relu")
 
 
-@pytest.mark.parametrize("name", thinned(LAYERS, {"BatchNorm2d", "RMSNorm"}.__contains__))
+@pytest.mark.parametrize("name", thinned(LAYERS, {"RMSNorm"}.__contains__))
 def test_inductor_is_eager_bit_for_bit(name):
     build, shape = LAYERS[name]
     layer = randomize_(build(activation="relu"))

@@ -50,6 +50,7 @@ def test_nothing_is_written_for_what_cannot_run(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.deep
 def test_importing_the_lab_is_lean():
     code = "import sys, normkit.lab; print(*(name for name in sys.modules if name.startswith('normkit.lab.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)

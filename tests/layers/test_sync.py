@@ -178,6 +178,7 @@ def test_parts_equal_the_whole(world, tmp_path):
     spawn(run_everything, args=(world, tmp_path / "store"), nprocs=world)
 
 
+@pytest.mark.deep
 def test_a_rank_that_never_comes_is_an_error_that_names_the_layer(tmp_path):
     spawn(run_miss_a_rank, args=(2, tmp_path / "store"), nprocs=2)
 

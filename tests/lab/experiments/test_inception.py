@@ -150,7 +150,7 @@ def test_the_rate_decays_and_six_times_faster_with_the_changes():
     assert fast == pytest.approx(slow**6)
 
 
-@pytest.mark.parametrize("name", [PLAIN, X5])
+@pytest.mark.parametrize("name", [pytest.param(PLAIN, marks=pytest.mark.deep), X5])
 def test_a_stopped_trial_is_resumed_to_the_same_record(name, tmp_path):
     arm = next(arm for arm in EXPERIMENT.arms("quick") if arm.name == name)
     trial = Trial("inception", arm, 1, "quick", "fashion-mini")
@@ -173,6 +173,7 @@ def training_steps(trial):
     return EXPERIMENT.training(trial).steps
 
 
+@pytest.mark.deep
 def test_large_images_go_to_the_papers_own_net_at_its_own_rate(tmp_path, monkeypatch):
     for split, count in (("train", 5), ("val", 2)):
         for label in ("cat", "dog"):

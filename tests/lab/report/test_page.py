@@ -195,6 +195,7 @@ def test_a_missing_package_is_named_with_its_extra(package, monkeypatch, tmp_pat
     assert not (tmp_path / "r.html").exists()
 
 
+@pytest.mark.deep
 def test_importing_leaves_the_extra_alone():
     code = "import sys, normkit.lab.report; print({'plotly', 'jinja2'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
