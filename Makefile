@@ -11,6 +11,10 @@ SOURCES := $(VENV)/.sources
 # All seeds of a test run are made from this number; BASE=random draws one. It is printed, and gives the same run again.
 BASE ?= 0
 
+# The instruction set of the C++ loops in a test run: avx512, avx2 or baseline; the machine's best if empty.
+ISA ?=
+PYTEST = $(BIN)/pytest --numprocesses auto --dist loadgroup --base $(BASE) $(if $(ISA),--isa $(ISA))
+
 .PHONY: help demo test test-deep lint types bench docs dist changelog clean FORCE
 
 help:  ## what there is to make
@@ -42,10 +46,10 @@ demo: $(INSTALLED_LAB)  ## what made Batch Normalization famous, on this machine
 	$(BIN)/normkit lab run paper --out runs/paper $(if $(wildcard runs/paper/run.json),--resume)
 
 test: lint types  ## what to run after every change: lint, types and tests, in minutes
-	$(BIN)/pytest --numprocesses auto --dist loadgroup --base $(BASE)
+	$(PYTEST)
 
 test-deep: $(INSTALLED)  ## every test: all rows, compilers, exporters, sanitizers, kills, browser
-	$(BIN)/pytest --numprocesses auto --dist loadgroup --base $(BASE) --deep
+	$(PYTEST) --deep
 
 lint: $(INSTALLED)  ## style and formatting
 	$(BIN)/ruff check .

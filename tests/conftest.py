@@ -4,6 +4,7 @@ pytest                  the ordinary run: tables thinned to a row for each mecha
 pytest --deep           everything
 pytest --base 7         other random state, order and examples everywhere; the same base gives the same run
 pytest --base random    a base drawn now, and printed
+pytest --isa avx2       with the loops of this instruction set, where the machine has a better one
 """
 
 import os
@@ -14,6 +15,8 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from normkit.kernels import core, select
 
 BASE = "NORMKIT_TEST_BASE"  # in the environment: worker processes, and what tests start, have the same
 
@@ -31,10 +34,14 @@ settings.register_profile("deep", always, max_examples=40)
 def pytest_addoption(parser):
     parser.addoption("--deep", action="store_true", help="run everything: all rows of all tables, long property tests")
     parser.addoption("--base", help="the number that all seeds are made from, or 'random' (default: 0)")
+    parser.addoption("--isa", help="the instruction set of the C++ loops: avx512, avx2 or baseline (default: the best)")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-randomly chooses a seed of its own
 def pytest_configure(config):
+    if isa := config.getoption("--isa"):
+        os.environ[core.INSTRUCTION_SET] = isa
+        core.use_instruction_set(isa)
     given = config.getoption("--base") or os.environ.get(BASE) or "0"
     base = random.SystemRandom().randrange(2**32) if given == "random" else int(given) % 2**32
     os.environ[BASE] = str(base)
@@ -45,7 +52,11 @@ def pytest_configure(config):
 
 
 def pytest_report_header():
-    return f"base of all seeds: {os.environ[BASE]} (the same run again: --base {os.environ[BASE]})"
+    kernels = ", ".join(f"{name} {value}" for name, value in select.status().items())
+    return [
+        f"base of all seeds: {os.environ[BASE]} (the same run again: --base {os.environ[BASE]})",
+        f"kernels: {kernels}",
+    ]
 
 
 def pytest_collection_modifyitems(config, items):

@@ -11,14 +11,12 @@ NAMES = ("baseline", "avx2", "avx512")
 
 
 def runnable() -> tuple[str, ...]:
-    """Those up to the best one, which is in use unless a test says otherwise."""
+    """Those up to the one in use: the best, unless the run was given another."""
     return NAMES[: NAMES.index(core.instruction_set()) + 1]
 
 
 @contextmanager
 def using(name: str) -> Iterator[None]:
-    import normkit._core as core
-
     before = core.instruction_set()
     core.use_instruction_set(name)
     try:

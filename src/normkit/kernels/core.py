@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from normkit.errors import ArgumentError, BackendError
+
+INSTRUCTION_SET = "NORMKIT_INSTRUCTION_SET"  # in the environment: use the loops of this one, not the machine's best
 
 _TORCH_LIBRARY = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}
 
@@ -37,3 +42,17 @@ HAS_THREADS = loops is not None and _take_torchs_threads()
 def instruction_set() -> str:
     """Return the instruction set of the loops in use: avx512, avx2 or baseline."""
     return str(loops.instruction_set())
+
+
+def use_instruction_set(name: str) -> None:
+    """Use the loops compiled for avx512, avx2 or baseline, if this machine runs them."""
+    if WHY_NOT is not None:
+        raise BackendError(f"There are no loops to choose from: {WHY_NOT}.")
+    try:
+        loops.use_instruction_set(name)
+    except ValueError as error:
+        raise ArgumentError(f"The instruction set must be avx512, avx2 or baseline, and run here: {error}.") from None
+
+
+if loops is not None and INSTRUCTION_SET in os.environ:
+    use_instruction_set(os.environ[INSTRUCTION_SET])
