@@ -4,6 +4,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <initializer_list>
 #include <string>
@@ -31,18 +33,79 @@ const Kernels& choose() {
 
 const Kernels* kernels = &choose();
 
-// Torch's own threads: the address of its torch_parallel_for, given by Python once torch is loaded.
+// ---- threads: never our own, but those that torch runs on. Python finds the entries, once torch is loaded.
+
 using TorchParallelFor = int32_t (*)(int64_t begin, int64_t end, int64_t grain, Body body, void* context);
-TorchParallelFor torch_parallel_for = nullptr;
+TorchParallelFor torch_parallel_for = nullptr;  // exported since torch 2.10
+
+// Before that, the OpenMP runtime that torch is linked with, by the entries that compilers call: GCC's, which LLVM's
+// runtime has too on Linux, or LLVM's own. How many threads there are is torch's to say: a runtime keeps a number for
+// each calling thread, which torch sets only when it is asked.
+struct OpenMP {
+  struct Place {  // LLVM's ident_t: where in the source a loop is; flags 2: called as its own compiler calls
+    int32_t reserved = 0, flags = 2, more[2] = {};
+    const char* source = ";normkit;loops;0;0;;";
+  };
+  using Microtask = void (*)(int32_t* thread, int32_t* bound, void* share);
+
+  int (*torch_threads)() = nullptr;        // at::get_num_threads
+  bool (*in_parallel_region)() = nullptr;  // at::in_parallel_region
+  int (*thread)() = nullptr;               // omp_get_thread_num
+  int (*team_size)() = nullptr;            // omp_get_num_threads
+  void (*gomp_parallel)(void (*work)(void*), void* share, unsigned threads, unsigned flags) = nullptr;
+  void (*kmpc_fork)(Place*, int32_t arguments, Microtask, ...) = nullptr;
+  int32_t (*kmpc_thread)(Place*) = nullptr;
+  void (*kmpc_threads)(Place*, int32_t thread, int32_t threads) = nullptr;
+
+  bool found() const { return gomp_parallel || kmpc_fork; }
+} openmp;
 
 void on_this_thread(int64_t tasks, Body body, void* context) { body(0, tasks, context); }
+
 void on_torchs_threads(int64_t tasks, Body body, void* context) {
   if (tasks == 1 || torch_parallel_for(0, tasks, 1, body, context) != 0) body(0, tasks, context);
 }
 
+// One thread's part of a loop, in the order of the tasks. Nothing thrown may leave it: it is called by the runtime.
+struct Share {
+  int64_t tasks;
+  Body body;
+  void* context;
+  std::atomic<bool> failed{false};
+
+  static void work(void* share) noexcept {
+    auto& [tasks, body, context, failed] = *static_cast<Share*>(share);
+    const int64_t team = openmp.team_size(), each = (tasks + team - 1) / team, begin = openmp.thread() * each;
+    try {
+      if (begin < tasks) body(begin, std::min(tasks, begin + each), context);
+    } catch (...) {
+      failed = true;
+    }
+  }
+};
+
+void on_openmp_threads(int64_t tasks, Body body, void* context) {
+  const bool alone = tasks == 1 || openmp.in_parallel_region();
+  const int64_t threads = alone ? 1 : std::min<int64_t>(tasks, openmp.torch_threads());
+  Share share{tasks, body, context};
+  if (threads > 1 && openmp.gomp_parallel) {
+    openmp.gomp_parallel(Share::work, &share, unsigned(threads), 0);
+  } else if (threads > 1) {
+    OpenMP::Place here;
+    openmp.kmpc_threads(&here, openmp.kmpc_thread(&here), int32_t(threads));
+    openmp.kmpc_fork(&here, 1, [](int32_t*, int32_t*, void* share) { Share::work(share); }, &share);
+  }
+  if (threads <= 1 || share.failed) body(0, tasks, context);  // what was thrown is thrown again, to the caller
+}
+
+ParallelFor shared() {
+  if (torch_parallel_for) return on_torchs_threads;
+  return openmp.found() ? on_openmp_threads : on_this_thread;
+}
+
 ParallelFor threads_for(const Job& job) {
   constexpr int64_t worth_sharing = 32 * 1024;
-  return torch_parallel_for && job.size() > worth_sharing ? on_torchs_threads : on_this_thread;
+  return job.size() > worth_sharing ? shared() : on_this_thread;
 }
 
 // The arguments of a call, one after the other; the first that does not fit ends it with a Python error.
@@ -247,7 +310,7 @@ PyObject* py_copy(PyObject*, PyObject* const* args, Py_ssize_t n) {
     return nullptr;
   }
   Py_BEGIN_ALLOW_THREADS
-  kernels->copy(from, to, bytes / 64, torch_parallel_for ? on_torchs_threads : on_this_thread);
+  kernels->copy(from, to, bytes / 64, shared());
   Py_END_ALLOW_THREADS
   Py_RETURN_NONE;
 }
@@ -256,6 +319,32 @@ PyObject* py_use_threads(PyObject*, PyObject* address) {
   void* pointer = PyLong_AsVoidPtr(address);
   if (PyErr_Occurred()) return nullptr;
   torch_parallel_for = reinterpret_cast<TorchParallelFor>(pointer);
+  openmp = {};
+  Py_RETURN_NONE;
+}
+
+template <class F> void take(F& entry, Arguments& in) { entry = reinterpret_cast<F>(in.pointer<void>()); }
+
+// The entries of OpenMP, in their order; zero for those of the compiler, GCC or LLVM, whose way is not taken.
+PyObject* py_use_openmp_threads(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  Arguments in(args, n);
+  OpenMP given;
+  take(given.torch_threads, in);
+  take(given.in_parallel_region, in);
+  take(given.thread, in);
+  take(given.team_size, in);
+  take(given.gomp_parallel, in);
+  take(given.kmpc_fork, in);
+  take(given.kmpc_thread, in);
+  take(given.kmpc_threads, in);
+  if (!in.done()) return nullptr;
+  const bool common = given.torch_threads && given.in_parallel_region && given.thread && given.team_size;
+  if (!common || !(given.gomp_parallel || (given.kmpc_fork && given.kmpc_thread && given.kmpc_threads))) {
+    PyErr_SetString(PyExc_ValueError, "an entry of the OpenMP runtime is missing");
+    return nullptr;
+  }
+  openmp = given;
+  torch_parallel_for = nullptr;
   Py_RETURN_NONE;
 }
 
@@ -287,7 +376,9 @@ PyMethodDef methods[] = {
     {"backward_sums", reinterpret_cast<PyCFunction>(py_backward_sums), METH_FASTCALL, "What ranks share of gradients."},
     {"backward_apply", reinterpret_cast<PyCFunction>(py_backward_apply), METH_FASTCALL, "A gradient from shared sums."},
     {"copy", reinterpret_cast<PyCFunction>(py_copy), METH_FASTCALL, "Copy past the cache: what memory alone takes."},
-    {"use_threads", py_use_threads, METH_O, "Use torch's threads: the address of its torch_parallel_for."},
+    {"use_threads", py_use_threads, METH_O, "Use torch's threads: the address of its torch_parallel_for; 0 for none."},
+    {"use_openmp_threads", reinterpret_cast<PyCFunction>(py_use_openmp_threads), METH_FASTCALL,
+     "Use the threads of an OpenMP runtime: the addresses of its entries."},
     {"instruction_set", py_instruction_set, METH_NOARGS, "The instruction set of the loops in use."},
     {"use_instruction_set", py_use_instruction_set, METH_O, "Use the loops for this one, for tests."},
     {nullptr, nullptr, 0, nullptr},

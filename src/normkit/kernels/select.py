@@ -72,8 +72,7 @@ def status() -> dict[str, str]:
     """Return which kernels are in use, and why not the C++ loops if they are not."""
     if core.WHY_NOT is not None:
         return {"backend": "reference", "why": core.WHY_NOT}
-    threads = "torch's" if core.HAS_THREADS else "one: this build of torch does not lend its own"
-    return {"backend": "native", "instruction set": core.instruction_set(), "threads": threads}
+    return {"backend": "native", "instruction set": core.instruction_set(), "threads": core.threads()}
 
 
 def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None) -> Moments:
