@@ -207,6 +207,6 @@ def require(condition: Tensor, error: Callable[[], NormkitError]) -> None:
     if torch._C._functorch.is_batchedtensor(condition):
         return  # vmap knows many truths at once, and cannot raise for one of them
     if torch.compiler.is_compiling():
-        torch._assert_async(condition, str(error()))
+        torch._assert_async(condition, error().args[0])  # str() of an error is beyond the compiler of torch 2.10
     elif not condition.is_meta and not condition:
         raise error()

@@ -59,10 +59,16 @@ class Moments(NamedTuple):
     @property
     def unbiased_var(self) -> Tensor:
         """The variance with Bessel's correction, n / (n - 1), which running statistics store."""
-        if isinstance(self.count, Tensor):
-            n = self.count.to(self.var.dtype)
-            return self.var * (n / (n - 1).clamp(min=0))
-        return self.var * (self.count / (self.count - 1)) if self.count > 1 else self.var * torch.inf
+        return unbiased_var(self)
+
+
+def unbiased_var(of: Moments) -> Tensor:
+    """`Moments.unbiased_var`, for code that is compiled: torch 2.10 cannot trace a property of a named tuple."""
+    _, var, count = of
+    if isinstance(count, Tensor):
+        n = count.to(var.dtype)
+        return var * (n / (n - 1).clamp(min=0))
+    return var * (count / (count - 1)) if count > 1 else var * torch.inf
 
 
 def ema(stored: Moments, batch: Moments, momentum: float | Tensor) -> Moments:

@@ -6,7 +6,8 @@ from torch import Tensor
 
 def is_exporting() -> bool:
     """Whether a graph for other programs is being made, by torch.export, an ONNX exporter or torch.jit.trace."""
-    return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
+    # The flag: torch.compiler.is_exporting() is true in everything that torch 2.10 compiles.
+    return torch.compiler._is_exporting_flag or torch._C._get_tracing_state() is not None
 
 
 def is_recomputing() -> bool:

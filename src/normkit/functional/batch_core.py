@@ -14,7 +14,7 @@ from normkit import checks
 from normkit.kernels import reference, select
 from normkit.kernels.reference import Recipe
 from normkit.kernels.synced import Gather, Reduce, SyncedNormalize
-from normkit.moments import Moments, ema
+from normkit.moments import Moments, ema, unbiased_var
 
 
 class Terms(NamedTuple):
@@ -125,7 +125,7 @@ def next_stored(stored: Moments, batch: Moments, momentum: float | Tensor, nonfi
     """Return the stored statistics after this batch: its unbiased variance is what is stored, and `count` goes up."""
     wide = batch.mean.dtype
     old = stored._replace(mean=stored.mean.to(wide), var=stored.var.to(wide))
-    return settle(stored, ema(old, batch._replace(var=batch.unbiased_var), momentum), nonfinite)
+    return settle(stored, ema(old, batch._replace(var=unbiased_var(batch)), momentum), nonfinite)
 
 
 def settle(stored: Moments, new: Moments, nonfinite: str) -> Moments:

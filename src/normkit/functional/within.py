@@ -14,7 +14,7 @@ from normkit.errors import ArgumentError
 from normkit.functional.batch_core import Terms, normalize_stored, write_
 from normkit.kernels import select
 from normkit.kernels.reference import Recipe, working_dtype
-from normkit.moments import Moments, ema
+from normkit.moments import Moments, ema, unbiased_var
 
 
 def layer_norm(
@@ -206,7 +206,7 @@ def update_(stored: Moments, own: Moments, momentum: float) -> None:
 
     Examples that a mask leaves without a variance do not take part; without any other, nothing moves.
     """
-    mean, var = own.mean, own.unbiased_var
+    mean, var = own.mean, unbiased_var(own)
     takes_part = torch.ones_like(mean, dtype=torch.bool)
     if isinstance(own.count, Tensor):
         takes_part = own.count > 1

@@ -253,7 +253,7 @@ def stays_whole(
 
     A compiler must be able to follow this with tensors that have types but neither memory nor, perhaps, sizes.
     """
-    if torch.compiler.is_exporting():
+    if torch.compiler._is_exporting_flag:  # see tracing.is_exporting
         wanted = exports_whole()
     else:
         is_plain = type(x) in (Tensor, torch.nn.Parameter)

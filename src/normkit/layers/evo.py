@@ -11,6 +11,7 @@ from normkit import checks
 from normkit.kernels import reference
 from normkit.layers.affine_parts import Affine
 from normkit.layers.channel_norm import ChannelNorm
+from normkit.moments import unbiased_var
 
 
 class EvoNorm(ChannelNorm):
@@ -69,7 +70,7 @@ class EvoNormB0(EvoNorm):
             batch = reference.moments(wide, over)
             var = batch.var
             if self._writes():
-                self._update_(running_var=batch.unbiased_var.detach().flatten())
+                self._update_(running_var=unbiased_var(batch).detach().flatten())
         else:
             var = self._view(self.running_var, input).to(wide.dtype)
         bent = self._view(self.v, input) * wide + (instance.var + self.eps).sqrt()

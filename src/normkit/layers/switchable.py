@@ -12,7 +12,7 @@ from normkit.affine import scale_shift
 from normkit.kernels import reference
 from normkit.layers.affine_parts import Affine
 from normkit.layers.channel_norm import ChannelNorm
-from normkit.moments import Moments
+from normkit.moments import Moments, unbiased_var
 
 
 class SwitchableNorm2d(ChannelNorm):
@@ -75,7 +75,8 @@ class SwitchableNorm2d(ChannelNorm):
             return Moments(self.running_mean.reshape(shape).to(wide), self.running_var.reshape(shape).to(wide), 1)
         batch = _pooled(instance, 0)
         if self._writes():
-            self._update_(running_mean=batch.mean.detach().flatten(), running_var=batch.unbiased_var.detach().flatten())
+            mean, var = batch.mean.detach(), unbiased_var(batch).detach()
+            self._update_(running_mean=mean.flatten(), running_var=var.flatten())
         return batch
 
 

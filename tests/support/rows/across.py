@@ -37,6 +37,12 @@ def position_row(option: str = "", **options: Any) -> Case:
     )
 
 
+def scale_only() -> nn.Module:
+    twin = nn.BatchNorm2d(5)
+    twin.bias = None  # what bias=False does; torch 2.10 has no such argument
+    return twin
+
+
 ROWS = [
     batch_row("BatchNorm1d", (8, 5), "rows"),
     batch_row("BatchNorm1d", (6, 5, 7)),
@@ -47,7 +53,7 @@ ROWS = [
     batch_row("BatchNorm2d", (4, 5, 6, 7), "cumulative", momentum=None),
     batch_row("BatchNorm2d", (4, 5, 6, 7), "untracked", track_running_stats=False),
     batch_row("BatchNorm2d", (4, 5, 6, 7), "no-affine", affine=False),
-    batch_row("BatchNorm2d", (4, 5, 6, 7), "scale", affine="scale", twin=lambda: nn.BatchNorm2d(5, bias=False)),
+    batch_row("BatchNorm2d", (4, 5, 6, 7), "scale", affine="scale", twin=scale_only),
     batch_row("BatchNorm2d", (4, 5, 6, 7), "shift", affine="shift"),
     batch_row("BatchNorm1d", (6, 5, 7), "relu", activation="relu"),
     batch_row("BatchNorm2d", (4, 5, 6, 7), "leaky_relu", activation="leaky_relu"),
