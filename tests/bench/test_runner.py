@@ -1,14 +1,19 @@
+import json
 import os
 import sys
 
 import pytest
 
-from normkit.bench import BenchmarkError, Effort, Plan, choose, record, run
+from normkit.bench import BenchmarkError, Effort, Plan, choose, record, run, using_instruction_set
 from normkit.bench.case import Result
+from normkit.bench.cases import case_id
 from normkit.bench.machine_load import Neighbours, is_crowded
+from normkit.errors import BackendError
+from normkit.kernels import core
+from support.instruction_sets import runnable
 
 EFFORT = Effort(rounds=2, model_rounds=2, compiles=False)
-PLAN = Plan(choose(["small"], quick=True), [1], EFFORT)
+PLAN = Plan(choose(["small/BN + ReLU*"])[:2], [1], EFFORT)  # forward, and training
 
 
 @pytest.fixture
@@ -34,24 +39,61 @@ def test_memory_is_kept_mapped_unless_malloc_is_to_be_left_alone():
 
 
 def test_a_run_has_a_process_for_each_number_of_threads(worker):
-    line = '{"group": "small", "name": "x", "threads": 1, "seconds": {}, "ratios": {}, "multiples": {}}'
+    line = '{"family": "small", "name": "x", "threads": 1, "seconds": {}, "ratios": {}, "multiples": {}}'
     worker(f"echo '{line}'; echo '{line}'")
     assert len(list(run(Plan(PLAN.cases, [1, 2, 3], EFFORT)))) == 6
 
 
+def test_what_is_done_is_not_measured_again(worker, tmp_path):
+    line = '{"family": "small", "name": "x", "threads": 1, "seconds": {}, "ratios": {}, "multiples": {}}'
+    worker(f"echo \"$4\" >> {tmp_path}/jobs; echo '{line}'")
+    forward, training = map(case_id, PLAN.cases)
+    plan = Plan(PLAN.cases, [1, 2, 3], EFFORT)
+    done = {(forward, 1), (training, 1), (training, 2), (forward, 3)}
+    assert len(list(run(plan, done))) == 2
+    jobs = [json.loads(job) for job in (tmp_path / "jobs").read_text().splitlines()]
+    assert [(job["threads"], job["cases"]) for job in jobs] == [(2, [forward]), (3, [training])]
+
+
+def test_the_instruction_set_is_that_of_the_measuring_processes():
+    chosen = Plan(PLAN.cases, [1], EFFORT, isa="avx2")
+    assert chosen.environ()["NORMKIT_INSTRUCTION_SET"] == "avx2"
+    assert chosen.settings()["isa"] == "avx2"
+    assert PLAN.environ().get("NORMKIT_INSTRUCTION_SET") == os.environ.get("NORMKIT_INSTRUCTION_SET")
+
+
+@pytest.mark.skipif(core.WHY_NOT is not None, reason="normkit was built without its C++ core")
+def test_the_instruction_set_is_this_processs_too_until_the_run_is_over():
+    before = core.instruction_set()
+    for name in runnable():
+        with using_instruction_set(name):
+            assert core.instruction_set() == name
+            assert record(PLAN, [], complete=True)["environment"]["kernels"]["instruction set"] == name
+        assert core.instruction_set() == before
+        with pytest.raises(KeyboardInterrupt), using_instruction_set(name):
+            raise KeyboardInterrupt
+        assert core.instruction_set() == before
+    with using_instruction_set(None):
+        assert core.instruction_set() == before
+
+
+def test_an_instruction_set_that_cannot_be_used_is_refused(monkeypatch):
+    monkeypatch.setattr(core, "WHY_NOT", "it was left out")
+    with pytest.raises(BackendError, match="no loops to choose from: it was left out"), using_instruction_set("avx2"):
+        pytest.fail("ran all the same")
+
+
 def test_a_worker_that_dies_is_an_error_and_keeps_what_was_measured(worker):
-    line = '{"group": "small", "name": "x", "threads": 1, "seconds": {}, "ratios": {}, "multiples": {}}'
+    line = '{"family": "small", "name": "x", "threads": 1, "seconds": {}, "ratios": {}, "multiples": {}}'
     worker(f"echo '{line}'; echo 'some trouble' >&2; kill -SEGV $$")
     results = run(PLAN)
     assert next(results) == Result("small", "x", 1)
-    with pytest.raises(
-        BenchmarkError, match=r"ended in 'small/forward \+ backward 32,64', with code -11: some trouble"
-    ):
+    with pytest.raises(BenchmarkError, match=r"ended in 'small/BN \+ ReLU 32,64', with code -11: some trouble"):
         next(results)
 
 
 def test_a_run_that_is_left_leaves_no_process(worker, tmp_path):
-    line = '{"group": "small", "name": "x", "threads": 1, "seconds": {}, "ratios": {}, "multiples": {}}'
+    line = '{"family": "small", "name": "x", "threads": 1, "seconds": {}, "ratios": {}, "multiples": {}}'
     worker(f"echo $$ > {tmp_path}/pid; echo '{line}'; exec sleep 60")
     results = run(PLAN)
     next(results)
@@ -71,6 +113,7 @@ def test_the_record_says_where_and_how():
             "name": "keep",
             "environment": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184"},
         },
+        "isa": None,
         "rounds": 2,
         "model_rounds": 2,
         "compiles": False,

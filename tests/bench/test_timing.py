@@ -28,10 +28,23 @@ def test_contestants_are_interleaved_and_each_gets_its_own_times(clock):
         calls.append(name)
         clock.now += seconds
 
-    steps = {"a": lambda: step("a", 1.0), "b": lambda: step("b", 2.0)}
-    assert timing.interleave(steps, rounds=3) == {"a": [1.0] * 3, "b": [2.0] * 3}
+    steps = {"a": lambda: step("a", 0.125), "b": lambda: step("b", 0.0625)}
+    assert timing.interleave(steps, rounds=3) == {"a": [0.125] * 3, "b": [0.0625] * 3}
     # Each turn is a call that is not timed and one that is.
     assert "".join(calls) == "ab" + "aabb" + "bbaa" + "aabb"
+
+
+def test_a_long_step_needs_no_call_to_warm_the_caches(clock):
+    calls = []
+
+    def step(name, seconds):
+        calls.append(name)
+        clock.now += seconds
+
+    steps = {"long": lambda: step("l", 2 * timing.LONG_SECONDS), "short": lambda: step("s", timing.LONG_SECONDS / 2)}
+    seconds = timing.interleave(steps, rounds=2)
+    assert seconds == {"long": [2 * timing.LONG_SECONDS] * 2, "short": [timing.LONG_SECONDS / 2] * 2}
+    assert "".join(calls) == "ls" + "lss" + "ssl"
 
 
 def test_a_short_step_is_repeated_until_a_clock_can_tell(clock):

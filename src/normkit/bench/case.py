@@ -7,7 +7,11 @@ from typing import Any, Protocol
 
 from normkit.bench.spread import Spread, ratio
 
-OURS, EAGER = "ours", "eager"
+OURS = "ours"
+EAGER = "eager"  # torch's own layer, or what one writes with torch's operators where a layer has an option less
+PUBLISHED = "published"  # the plain-torch code of a norm's authors, or of a library that has it, where torch has none
+OUR_BATCH_NORM = "our BatchNorm"
+UNMASKED = "our unmasked call"
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,12 @@ class Case(Protocol):
     """Something to measure, for every contestant."""
 
     @property
-    def group(self) -> str:
+    def family(self) -> str:
         """The part of the benchmark it belongs to."""
 
     @property
     def name(self) -> str:
-        """What it is called in its group."""
+        """What it is called in its family."""
 
     @property
     def quick(self) -> bool:
@@ -46,7 +50,7 @@ class Case(Protocol):
 class Result:
     """What was measured of one case with one number of threads, by contestant."""
 
-    group: str
+    family: str
     name: str
     threads: int
     facts: dict[str, Any] = field(default_factory=dict)

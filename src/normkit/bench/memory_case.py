@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from normkit.bench.case import Effort, Result
-from normkit.bench.model_case import training_step
+from normkit.bench.layer_case import Contestants
+from normkit.bench.model_case import Shape4, training_step
 from normkit.bench.models import NormFactory
 from normkit.bench.timing import Step, prepare
 
@@ -23,9 +24,9 @@ from normkit.bench.timing import Step, prepare
 class SavedBytesCase:
     """Bytes that the forward keeps for the backward, without parameters and buffers."""
 
-    group: str
+    family: str
     shape: tuple[int, ...]
-    layers: Mapping[str, Callable[[], nn.Module]]
+    layers: Contestants
     quick: bool = True
 
     @property
@@ -37,7 +38,7 @@ class SavedBytesCase:
         """Count the contestants' bytes; no rounds are needed, since they do not vary."""
         x = torch.randn(self.shape, requires_grad=True)
         return Result(
-            self.group,
+            self.family,
             self.name,
             torch.get_num_threads(),
             {"shape": list(self.shape), "input_bytes": x.untyped_storage().nbytes()},
@@ -65,11 +66,11 @@ def saved_bytes(layer: nn.Module, x: Tensor) -> int:
 class PeakMemoryCase:
     """The most memory that a training step takes beyond what is there before it: parameters, momentum and images."""
 
-    group: str
+    family: str
     name: str
     build: Callable[[NormFactory], nn.Module]
     norms: Mapping[str, NormFactory]
-    shape: tuple[int, int, int, int]
+    shape: Shape4
     quick: bool = True
 
     def measure(self, effort: Effort) -> Result:
@@ -77,11 +78,11 @@ class PeakMemoryCase:
         peaks: dict[str, int] = {}
         errors: dict[str, str] = {}
         for name, norm in self.norms.items():  # one after the other: a network that waits would only take memory
-            steps, failed = prepare({name: partial(training_step, self.build, norm, self.shape)})
+            steps, failed = prepare({name: partial(training_step, partial(self.build, norm), self.shape)})
             peaks |= {name: peak_bytes(step) for name, step in steps.items()}
             errors |= failed
         return Result(
-            self.group,
+            self.family,
             self.name,
             torch.get_num_threads(),
             {"shape": list(self.shape), "mode": "training"},

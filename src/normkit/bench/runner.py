@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import IO, Any, Literal
@@ -17,8 +18,11 @@ from normkit.bench.cases import case_id
 from normkit.bench.summary import summarize
 from normkit.environment import describe_environment
 from normkit.errors import NormkitError
+from normkit.kernels import core
 
 Allocator = Literal["keep", "default"]
+InstructionSet = Literal["avx512", "avx2", "baseline"]
+Done = tuple[str, int]  # a case's id, and the number of threads
 
 # malloc gives large blocks back to the system at once, and the next tensor's pages are mapped and zeroed anew: for some
 # megabytes that takes longer than the loops, ours or torch's. In training the heap soon stays; so it does here.
@@ -40,6 +44,7 @@ class Plan:
     threads: Sequence[int]
     effort: Effort
     allocator: Allocator = "keep"
+    isa: InstructionSet | None = None  # of our loops; None is the machine's best
 
     def __len__(self) -> int:
         return len(self.cases) * len(self.threads)
@@ -47,17 +52,39 @@ class Plan:
     def environ(self) -> dict[str, str]:
         """The environment of the measuring processes."""
         # A compiler that waits in processes of its own would disturb the turns of all contestants.
-        return {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", **ALLOCATORS[self.allocator]}
+        isa = {} if self.isa is None else {core.INSTRUCTION_SET: self.isa}
+        return {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", **ALLOCATORS[self.allocator], **isa}
+
+    def settings(self) -> dict[str, Any]:
+        """What a measurement depends on, beside the machine and the number of threads."""
+        allocator = {"name": self.allocator, "environment": ALLOCATORS[self.allocator]}
+        return {"allocator": allocator, "isa": self.isa, **asdict(self.effort)}
 
 
-def run(plan: Plan) -> Iterator[Result]:
-    """Measure in a fresh process for each number of threads; results come as they are found."""
+@contextmanager
+def using_instruction_set(name: InstructionSet | None) -> Iterator[None]:
+    """Use these loops in this process too: what the machine lacks is refused at once, and the record is right."""
+    if name is None:
+        yield
+        return
+    before = None if core.WHY_NOT else core.instruction_set()
+    core.use_instruction_set(name)  # without loops it raises
+    try:
+        yield
+    finally:
+        if before is not None:
+            core.use_instruction_set(before)
+
+
+def run(plan: Plan, done: Collection[Done] = ()) -> Iterator[Result]:
+    """Measure what is not done yet, in a fresh process for each number of threads; results come as they are found."""
     for threads in plan.threads:
-        yield from _run_process(plan, threads)
+        names = [name for case in plan.cases if (name := case_id(case), threads) not in done]
+        if names:
+            yield from _run_process(plan, names, threads)
 
 
-def _run_process(plan: Plan, threads: int) -> Iterator[Result]:
-    names = [case_id(case) for case in plan.cases]
+def _run_process(plan: Plan, names: list[str], threads: int) -> Iterator[Result]:
     job = json.dumps({"threads": threads, "cases": names, "effort": asdict(plan.effort)})
     # -P: a file of the user's that is called as a module of ours must not be taken for it.
     command = [sys.executable, "-P", "-m", "normkit.bench.worker", job]
@@ -95,11 +122,7 @@ def record(plan: Plan, results: Sequence[Result], *, complete: bool) -> dict[str
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": describe_environment(plan.environ()),
-        "settings": {
-            "threads": list(plan.threads),
-            "allocator": {"name": plan.allocator, "environment": ALLOCATORS[plan.allocator]},
-            **asdict(plan.effort),
-        },
+        "settings": {"threads": list(plan.threads), **plan.settings()},
         "complete": complete,
         "cases": [result.as_json() for result in results],
         "summary": [asdict(row) for row in summarize(results)],

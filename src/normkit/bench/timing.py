@@ -11,6 +11,7 @@ from contextlib import contextmanager
 Step = Callable[[], object]
 
 SAMPLE_SECONDS = 5e-3  # a step that takes less is repeated until its sample is this long: a clock is not exact
+LONG_SECONDS = 0.25  # a step that takes more goes through far more memory than the caches hold
 
 
 def prepare(builders: Mapping[str, Callable[[], Step]]) -> tuple[dict[str, Step], dict[str, str]]:
@@ -31,12 +32,14 @@ def prepare(builders: Mapping[str, Callable[[], Step]]) -> tuple[dict[str, Step]
 def interleave(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
     """Return the seconds of one call of every step, for each round."""
     # The second call of each is warm as well; its time decides how many calls make a sample.
-    repeats = {name: math.ceil(SAMPLE_SECONDS / sample(step, 1)) for name, step in steps.items()}
+    first = {name: sample(step, 1) for name, step in steps.items()}
+    repeats = {name: math.ceil(SAMPLE_SECONDS / once) for name, once in first.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     with _no_garbage_collection():
         for turn in range(rounds):
             for name in rotated(list(steps), turn):
-                steps[name]()  # the caches hold what the contestant before left in them
+                if first[name] < LONG_SECONDS:
+                    steps[name]()  # the caches hold what the contestant before left in them
                 seconds[name].append(sample(steps[name], repeats[name]))
     return seconds
 

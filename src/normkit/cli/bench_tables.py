@@ -10,20 +10,38 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from normkit.bench import EAGER, OURS, Result, Spread, SummaryRow, summarize
+from normkit.bench import EAGER, OURS, Result, Spread, SummaryRow, TrafficRow, summarize
 
 _WIDTH = 180  # columns, where the output is not a terminal
 
 
 def print_tables(document: dict[str, Any], results: Sequence[Result]) -> None:
-    """Print where it ran, the cases by group and number of threads, and the figures."""
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    """Print where it ran, the cases by family and number of threads, and the figures."""
+    console = _console()
     for line in _header(document):
         console.print(line, markup=False)
-    for (threads, group), found in groupby(results, key=lambda result: (result.threads, result.group)):
-        console.print(_case_table(f"{group}, threads: {threads}", list(found)))
+    for (threads, family), found in groupby(results, key=lambda result: (result.threads, result.family)):
+        console.print(_case_table(f"{family}, threads: {threads}", list(found)))
     if rows := summarize(results):
         console.print(_summary_table(rows))
+
+
+def print_traffic(rows: Sequence[TrafficRow]) -> None:
+    """Print the passes and bytes of every call, torch's beside ours."""
+    table = Table(title="passes over large tensors, and bytes over the input's", title_justify="left")
+    for heading in ("call", "mode", "type"):
+        table.add_column(heading)
+    for heading in ("torch, passes", "ours", "torch, bytes", "ours", "no more than torch"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        passes = str(row.torch.passes), str(row.ours.passes)
+        sizes = (f"{traffic.bytes / row.input_bytes:.1f}" for traffic in (row.torch, row.ours))
+        table.add_row(row.call, row.mode, row.dtype, *passes, *sizes, "yes" if row.is_no_more else "no")
+    _console().print(table)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
 
 
 def _header(document: dict[str, Any]) -> Iterator[str]:
@@ -40,7 +58,7 @@ def _header(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _case_table(title: str, results: list[Result]) -> Table:
-    """Only what some case of the group has becomes a column."""
+    """Only what some case of the family has becomes a column."""
     table = Table(title=title, title_justify="left")
     table.add_column("case")
     columns = [[result.name for result in results]]
@@ -77,11 +95,20 @@ def _spread(spread: Spread | None, scale: float = 1.0) -> str:
 
 
 def _summary_table(rows: list[SummaryRow]) -> Table:
-    table = Table("figure", title="geometric means", title_justify="left")
-    for heading in ("threads", "cases", "torch eager", "ours", "worst", "better is"):
+    table = Table("figure", title="geometric means, and the worst case of each", title_justify="left")
+    for heading in ("threads", "cases", "theirs", "ours", "worst", "wanted", "reached"):
         table.add_column(heading, justify="right")
     table.add_column("worst case")
     for row in rows:
-        numbers = (f"{row.eager:.2f}", f"{row.value:.2f}", f"{row.worst:.2f}")
-        table.add_row(row.figure, str(row.threads), str(row.cases), *numbers, row.better, row.worst_case)
+        numbers = (f"{row.eager:.2f}", f"{row.value:.2f}", f"{row.worst:.2f}", _wanted(row))
+        reached = {True: "yes", False: "no", None: ""}[row.reached]
+        table.add_row(row.figure, str(row.threads), str(row.cases), *numbers, reached, row.worst_case)
     return table
+
+
+def _wanted(row: SummaryRow) -> str:
+    """Which way is better, and from where on it is good enough."""
+    sign = {"more": ">", "less": "<"}[row.better]
+    if row.wanted is None:
+        return sign
+    return f"{'each ' if row.wanted_of == 'worst' else ''}{sign}= {row.wanted:.2f}"

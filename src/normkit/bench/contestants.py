@@ -1,0 +1,178 @@
+"""Who takes part in a case: our layer, torch's with what ours includes around it, published code, and compilers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from normkit import layers
+from normkit.activations import ActivationName
+from normkit.bench import published
+from normkit.bench.case import EAGER, OUR_BATCH_NORM, OURS, PUBLISHED, UNMASKED
+from normkit.bench.layer_case import Contestants
+
+Shape = tuple[int, ...]
+Build = Callable[[], nn.Module]
+
+TORCH_ACTIVATIONS: dict[ActivationName, Build] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+}
+_BATCH_NORMS = {
+    2: (layers.BatchNorm1d, nn.BatchNorm1d),
+    3: (layers.BatchNorm1d, nn.BatchNorm1d),
+    4: (layers.BatchNorm2d, nn.BatchNorm2d),
+    5: (layers.BatchNorm3d, nn.BatchNorm3d),
+}
+
+
+class OneAfterTheOther(nn.Module):
+    """A norm, an addition and an activation, called as our layers are, which compute them together."""
+
+    def __init__(self, norm: nn.Module, activation: nn.Module | None) -> None:
+        super().__init__()
+        self.norm, self.activation = norm, activation
+
+    def forward(self, x: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Compute them one after the other, as torchvision's networks do."""
+        y: Tensor = self.norm(x) if mask is None else self.norm(x, mask)
+        if residual is not None:
+            y += residual
+        return y if self.activation is None else self.activation(y)
+
+
+class WithoutMask(nn.Module):
+    """A layer whose caller has a mask, and does not use it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, *, mask: Tensor) -> Tensor:
+        """Call the layer without it."""
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def batch_norm(
+    shape: Shape, activation: ActivationName | None = "relu", *, masked: bool = False, compiled: bool = False
+) -> Contestants:
+    """BatchNorm and an activation: ours fused, torch's one after the other, and the latter compiled.
+
+    The backward that torch.compile makes of a real ReLU is slow. With a leaky one it is not, so that both take part.
+    """
+    ours, theirs = _BATCH_NORMS[len(shape)]
+    channels = shape[1]
+    torchs = published.MaskedBatchNorm if masked else theirs
+    contestants: dict[str, Build] = {
+        OURS: partial(ours, channels, activation=activation),
+        EAGER: lambda: OneAfterTheOther(torchs(channels), TORCH_ACTIVATIONS[activation]() if activation else None),
+    }
+    if compiled:
+        contestants["compile"] = lambda: _compile(nn.Sequential(theirs(channels), nn.ReLU()))
+        contestants["compile-leaky"] = lambda: _compile(nn.Sequential(theirs(channels), nn.LeakyReLU()))
+    return contestants
+
+
+def masked_batch_norm(shape: Shape, activation: ActivationName | None = None) -> Contestants:
+    """BatchNorm with a mask: ours, one written by hand, and our call without it, which shows what the mask costs."""
+    unmasked = partial(_BATCH_NORMS[len(shape)][0], shape[1], activation=activation)
+    return {**batch_norm(shape, activation, masked=True), UNMASKED: lambda: WithoutMask(unmasked())}
+
+
+def _compile(layer: nn.Module) -> nn.Module:
+    compiled: nn.Module = torch.compile(layer, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+    return compiled
+
+
+def group_norm(shape: Shape, groups: int = 32) -> Contestants:
+    """GroupNorm."""
+    return {OURS: partial(layers.GroupNorm, groups, shape[1]), EAGER: partial(nn.GroupNorm, groups, shape[1])}
+
+
+def instance_norm(shape: Shape) -> Contestants:
+    """InstanceNorm with gamma and beta; two dimensions are one example, (C, L)."""
+    ours, theirs = {
+        2: (layers.InstanceNorm1d, nn.InstanceNorm1d),
+        4: (layers.InstanceNorm2d, nn.InstanceNorm2d),
+    }[len(shape)]
+    channels = shape[0] if len(shape) == 2 else shape[1]
+    return {OURS: partial(ours, channels, affine=True), EAGER: partial(theirs, channels, affine=True)}
+
+
+def layer_norm(shape: Shape) -> Contestants:
+    """LayerNorm over everything but the examples, and of sequences (N, L, C) over the vectors."""
+    over = shape[-1:] if len(shape) == 3 else shape[1:]
+    return {OURS: partial(layers.LayerNorm, over), EAGER: partial(nn.LayerNorm, over)}
+
+
+def rms_norm(shape: Shape) -> Contestants:
+    """RMSNorm, over the same."""
+    over = shape[-1:] if len(shape) == 3 else shape[1:]
+    return {OURS: partial(layers.RMSNorm, over), EAGER: partial(nn.RMSNorm, over)}
+
+
+def _domain(channels: int, domains: int = 2) -> nn.Module:
+    layer = layers.DomainBatchNorm2d(channels, domains)
+    layer.domain = 0
+    assert layer.num_batches_tracked is not None
+    layer.num_batches_tracked.fill_(1)  # or evaluation would refuse statistics that no batch has given
+    return layer
+
+
+# BatchNorm's relatives, by name: ours, and what others publish. Each function takes the number of channels.
+RELATIVES: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], nn.Module]]] = {
+    "BatchRenorm2d": (layers.BatchRenorm2d, published.BatchRenorm),
+    "AccumulatedBatchNorm2d": (
+        partial(layers.AccumulatedBatchNorm2d, micro_batches=4),
+        partial(published.AccumulatedBatchNorm, micro_batches=4),
+    ),
+    # Without a warmup: a layer spends most of its time after it.
+    "MovingBatchNorm2d": (partial(layers.MovingBatchNorm2d, warmup=0), published.MovingBatchNorm),
+    "GhostBatchNorm2d": (
+        partial(layers.GhostBatchNorm2d, chunk_size=16),
+        lambda channels: published.GhostBatchNorm(nn.BatchNorm2d(channels), 16),
+    ),
+    "DomainBatchNorm2d": (_domain, partial(published.DomainBatchNorm, num_domains=2)),
+    "FrozenBatchNorm2d": (layers.FrozenBatchNorm2d, published.FrozenBatchNorm),
+}
+
+# Norms of their own, for which torch has none.
+OTHERS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], nn.Module]]] = {
+    "SwitchableNorm2d": (layers.SwitchableNorm2d, published.SwitchableNorm),
+    "EvoNormB0": (layers.EvoNormB0, published.EvoNormB0),
+    "EvoNormS0": (layers.EvoNormS0, published.EvoNormS0),
+    "FilterResponseNorm2d": (layers.FilterResponseNorm2d, published.FilterResponseNorm),
+    "ScaleNorm": (layers.ScaleNorm, published.ScaleNorm),
+}
+
+
+def relative(name: str, channels: int) -> Contestants:
+    """One of BatchNorm's relatives: ours, the published code, and our BatchNorm, to which it should keep close."""
+    ours, theirs = RELATIVES[name]
+    return {
+        OURS: partial(ours, channels),
+        PUBLISHED: partial(theirs, channels),
+        OUR_BATCH_NORM: partial(layers.BatchNorm2d, channels),
+    }
+
+
+def ghost_of_rows(channels: int, chunk_size: int = 128) -> Contestants:
+    """GhostBatchNorm1d as TabNet uses it."""
+    return {
+        OURS: partial(layers.GhostBatchNorm1d, channels, chunk_size=chunk_size),
+        PUBLISHED: lambda: published.GhostBatchNorm(nn.BatchNorm1d(channels), chunk_size),
+        OUR_BATCH_NORM: partial(layers.BatchNorm1d, channels),
+    }
+
+
+def other(name: str, size: int) -> Contestants:
+    """A norm that torch has nothing like: ours, and the published code."""
+    ours, theirs = OTHERS[name]
+    return {OURS: partial(ours, size), PUBLISHED: partial(theirs, size)}

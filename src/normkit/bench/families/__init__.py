@@ -1,0 +1,1 @@
+"""What `normkit bench` measures, by family: each is a function that gives its cases."""
