@@ -64,6 +64,7 @@ def test_every_family_has_its_cases():
     assert {case.family for case in CASES} == set(FAMILIES)
     for name in FAMILIES:
         assert {case.family for case in choose(families=[name])} == {name}
+        assert {case.family for case in choose(families=[name], quick=True)} == {name}
 
 
 def test_every_family_is_described():

@@ -18,6 +18,13 @@ def test_there_are_few_more_combinations_than_the_two_longest_options_need():
     assert longest * second <= len(pairwise(OPTIONS)) <= 1.5 * longest * second
 
 
+def test_no_value_is_chosen_much_more_often_than_its_share():
+    chosen = pairwise(OPTIONS)
+    for option, values in OPTIONS.items():
+        share = len(chosen) / len(values)
+        assert all(0.7 * share <= sum(c[option] == value for c in chosen) <= 1.4 * share for value in values)
+
+
 def test_two_options_are_all_of_their_product():
     assert len(pairwise({"a": "xyz", "b": (1, 2)})) == 6
 

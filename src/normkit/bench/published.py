@@ -7,7 +7,7 @@ buffers. They are what a user has without us, and so what we are measured agains
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +39,13 @@ class _Tracked(_Affine):
 
     running_mean: Tensor
     running_var: Tensor
+    _has_mean: ClassVar[bool] = True
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(channels, eps)
         self.momentum = momentum
-        self.register_buffer("running_mean", torch.zeros(channels))
+        if self._has_mean:
+            self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
 
     @torch.no_grad()
@@ -66,7 +68,7 @@ class MaskedBatchNorm(_Tracked):
         n, kept = mask.sum(), mask.unsqueeze(1).to(x.dtype)
         mean = (x * kept).sum(over, keepdim=True) / n
         var = ((x - mean).square() * kept).sum(over, keepdim=True) / n
-        self._move_(running_mean=mean, running_var=var * (n / (n - 1)))
+        self._move_(running_mean=mean, running_var=var * n / (n - 1))
         return self._restored((x - mean) * torch.rsqrt(var + self.eps)).to(x.dtype)
 
 
@@ -137,15 +139,18 @@ class AccumulatedBatchNorm(_Tracked):
         self.micro_step += 1
         if self.micro_step % self.micro_batches == 0:
             n = x.numel() // x.shape[1] * len(means)
-            self._move_(running_mean=mean, running_var=var * (n / (n - 1)))
+            self._move_(running_mean=mean, running_var=var * n / (n - 1))
         return self._restored((x - mean) * torch.rsqrt(var + self.eps))
 
 
 class MovingBatchNorm(_Tracked):
-    """Moving average batch normalization (Yan et al. 2020), after its warmup."""
+    """Moving average batch normalization (Yan et al. 2020), without the correction of late training."""
+
+    _has_mean = False
 
     def __init__(self, channels: int, buffer_size: int = 16) -> None:
         super().__init__(channels, momentum=0.02)
+        self.buffer_size, self.seen = buffer_size, 0
         self.squares: deque[Tensor] = deque(maxlen=buffer_size)
         self.products: deque[Tensor] = deque(maxlen=buffer_size)
 
@@ -154,19 +159,24 @@ class MovingBatchNorm(_Tracked):
         if not self.training:
             return self._restored(x * torch.rsqrt(_per_channel(self.running_var, x) + self.eps))
         self.squares.append(x.detach().square().mean(_BATCH, keepdim=True))
-        var = torch.stack(list(self.squares)).mean(0)
-        self._move_(running_var=var)
-        return self._restored(_Moving.apply(x, var, self.products, self.eps))
+        is_warm = self.seen >= self.buffer_size  # until then each batch is normalized by itself
+        var = torch.stack(list(self.squares)).mean(0) if is_warm else self.squares[-1]
+        if self.seen == 0:
+            self.running_var.copy_(var.flatten())
+        else:
+            self._move_(running_var=var)
+        self.seen += 1
+        return self._restored(_Moving.apply(x, var, self.products, is_warm, self.eps))
 
 
 class _Moving(torch.autograd.Function):
     """x / sqrt(var + eps), with a backward that averages its statistic over the last batches as well."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, var: Tensor, products: deque[Tensor], eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, var: Tensor, products: deque[Tensor], is_warm: bool, eps: float) -> Tensor:
         std = (var + eps).sqrt()
         y = x / std
-        ctx.products = products
+        ctx.products, ctx.is_warm = products, is_warm
         ctx.save_for_backward(y, std)
         return y
 
@@ -174,7 +184,8 @@ class _Moving(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         y, std = ctx.saved_tensors
         ctx.products.append((dy * y).mean(_BATCH, keepdim=True))
-        return (dy - y * torch.stack(list(ctx.products)).mean(0)) / std, None, None, None
+        product = torch.stack(list(ctx.products)).mean(0) if ctx.is_warm else ctx.products[-1]
+        return (dy - y * product) / std, None, None, None, None
 
 
 class GhostBatchNorm(nn.Module):
@@ -232,6 +243,8 @@ class SwitchableNorm(_Tracked):
 class EvoNormB0(_Tracked):
     """EvoNorm with batch statistics (Liu et al. 2020)."""
 
+    _has_mean = False
+
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
         self.v = nn.Parameter(torch.ones(channels))
@@ -241,7 +254,7 @@ class EvoNormB0(_Tracked):
         if self.training:
             var = x.var(_BATCH, unbiased=False, keepdim=True)
             n = x.numel() // x.shape[1]
-            self._move_(running_var=var * (n / (n - 1)))
+            self._move_(running_var=var * n / (n - 1))
         else:
             var = _per_channel(self.running_var, x)
         instance_std = (x.var(_MAPS, unbiased=False, keepdim=True) + self.eps).sqrt()

@@ -74,7 +74,7 @@ NETWORKS = (
             ("shufflenetv2", "shufflenetv2_w1"),
         )
     ),
-    Network("LeViT", "transformers", partial(_transformers, "Levit", {})),
+    Network("MobileViT", "transformers", partial(_transformers, "MobileViT", {})),  # SiLU, and attention between
     Network("ViT-tiny", "transformers", partial(_transformers, "ViT", _VIT_TINY), "layer"),
     Network("Swin-small", "transformers", partial(_transformers, "Swin", _SWIN_SMALL), "layer"),
 )

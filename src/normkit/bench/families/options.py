@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any, get_args
@@ -36,14 +37,24 @@ Pair = tuple[str, Any, str, Any]  # an option and its value, and another's
 
 
 def pairwise(options: Mapping[str, Sequence[Any]]) -> list[Choice]:
-    """Return combinations in which every two values of two options meet, each chosen to add the most new pairs."""
+    """Return combinations in which every two values of two options meet.
+
+    Each is chosen to add the most new pairs, and of such as do, the one whose values were chosen least so far.
+    """
     candidates = [dict(zip(options, values, strict=True)) for values in product(*options.values())]
     pairs = [_pairs(candidate) for candidate in candidates]
     missing = set().union(*pairs)
-    chosen = []
+    chosen: list[Choice] = []
+    uses: Counter[tuple[str, Any]] = Counter()
+
+    def gain(i: int) -> tuple[int, int]:
+        used = sum(uses[item] * len(options[item[0]]) for item in candidates[i].items())
+        return len(missing & pairs[i]), -used
+
     while missing:
-        best = max(range(len(candidates)), key=lambda i: len(missing & pairs[i]))
+        best = max(range(len(candidates)), key=gain)
         chosen.append(candidates[best])
+        uses.update(candidates[best].items())
         missing -= pairs[best]
     return chosen
 
@@ -73,5 +84,6 @@ def _case(
         mode,
         extras,
         torch.promote_types(dtype, torch.float32),
+        quick=True,  # without some of them, pairs would be missing
         tags={"activation": activation, "mask": mask, "residual": residual},
     )
