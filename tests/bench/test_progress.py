@@ -1,4 +1,6 @@
 import json
+import os
+import threading
 
 import pytest
 
@@ -36,6 +38,19 @@ def test_without_a_file_nothing_is_written(tmp_path, monkeypatch):
     progress = Progress(PLAN)
     progress.add(result(CASES[0]))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_gets_the_whole_document_at_the_end_and_stays_a_pipe(tmp_path):
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    progress = Progress(PLAN, pipe)
+    progress.add(result(CASES[0]))  # would wait for a reader for ever
+    reader.start()
+    progress.write(complete=True)
+    reader.join(timeout=20)
+    assert json.loads(read[0])["complete"]
+    assert pipe.is_fifo()
 
 
 def test_a_run_goes_on_where_it_was_interrupted(out):

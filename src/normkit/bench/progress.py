@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ class Progress:
 
     plan: Plan
     out: Path | None = None
-    results: list[Result] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list, init=False)
+    _plain: list[dict[str, Any]] = field(default_factory=list, init=False)  # the same results, as they are written
 
     @property
     def done(self) -> set[Done]:
@@ -38,10 +40,14 @@ class Progress:
         return sum((case_id(case), threads) in done for case in self.plan.cases for threads in self.plan.threads)
 
     def add(self, result: Result) -> None:
-        """Take in a result, in place of an earlier one of the same case, and write everything down."""
+        """Take in a result, in place of an earlier one of the same case, and write everything but the summary down."""
         this = _id(result), result.threads
-        self.results = [other for other in self.results if (_id(other), other.threads) != this] + [result]
-        self.write(complete=False)
+        kept = [i for i, other in enumerate(self.results) if (_id(other), other.threads) != this]
+        self.results = [*(self.results[i] for i in kept), result]
+        self._plain = [*(self._plain[i] for i in kept), result.as_json()]
+        if self.out is not None and not _is_special(self.out):
+            # The next case is being measured already: what can wait for the end is not worked out now.
+            self._replace(self.out, json.dumps(self._empty | {"cases": self._plain}))
 
     def ordered(self) -> list[Result]:
         """The results by number of threads, and in the benchmark's order."""
@@ -54,8 +60,20 @@ class Progress:
     def write(self, *, complete: bool) -> None:
         """Put the document into the file, whole: whoever is interrupted while writing leaves the one before."""
         if self.out is not None:
-            with replacing(self.out) as part:
-                part.write_text(json.dumps(self.document(complete=complete), indent=2) + "\n")
+            document = json.dumps(self.document(complete=complete), indent=2)
+            if _is_special(self.out):
+                self.out.write_text(document + "\n")
+            else:
+                self._replace(self.out, document)
+
+    @staticmethod
+    def _replace(path: Path, document: str) -> None:
+        with replacing(path) as part:
+            part.write_text(document + "\n")
+
+    @cached_property
+    def _empty(self) -> dict[str, Any]:
+        return record(self.plan, [], complete=False)
 
     def resume(self) -> None:
         """Take over what the file has, if it was measured in the same way on the same machine."""
@@ -77,7 +95,7 @@ class Progress:
                 f"--resume needs a run with the same settings on the same machine; {str(self.out)!r} differs in "
                 f"{', '.join(differences)}. Name another file, or measure as it was measured."
             )
-        self.results = results
+        self.results, self._plain = results, earlier["cases"]
 
     def _differences(self, earlier: dict[str, Any]) -> Iterator[str]:
         now = json.loads(json.dumps([self.plan.settings(), describe_environment(self.plan.environ())]))
@@ -87,6 +105,11 @@ class Progress:
         for name in _MACHINE:
             if earlier["environment"][name] != now[1][name]:
                 yield f"{name} ({earlier['environment'][name]}, not {now[1][name]})"
+
+
+def _is_special(path: Path) -> bool:
+    """Whether it is a device or a pipe, which can be written to, but must not be replaced by a file."""
+    return path.exists() and not path.is_file()
 
 
 def _id(result: Result) -> str:

@@ -107,8 +107,8 @@ def _summary_table(rows: list[SummaryRow]) -> Table:
 
 
 def _wanted(row: SummaryRow) -> str:
-    """Which way is better, and from where on it is good enough."""
-    sign = {"more": ">", "less": "<"}[row.better]
+    """From where on it is good enough, or which way is better."""
     if row.wanted is None:
-        return sign
-    return f"{'each ' if row.wanted_of == 'worst' else ''}{sign}= {row.wanted:.2f}"
+        return row.better
+    each, sign = "each " if row.wanted_of == "worst" else "", {"more": ">=", "less": "<="}[row.better]
+    return f"{each}{sign} {row.wanted:.2f}"
