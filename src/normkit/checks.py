@@ -105,9 +105,9 @@ def instance_input(x: Tensor, who: object, channels: int, rank: int) -> None:
 def normalized_shape(shape: int | Sequence[int], who: object) -> tuple[int, ...]:
     """Return the sizes of the last dimensions that share statistics, as a tuple."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not sizes or min(sizes) < 1:
+    if not sizes or min(sizes) < 0:
         raise ArgumentError(
-            f"{who} needs a normalized_shape of one or more positive sizes, those of the last dimensions; got {shape}."
+            f"{who} needs a normalized_shape of one or more sizes, those of the last dimensions; got {shape}."
         )
     return sizes
 

@@ -56,11 +56,6 @@ def test_one_value_per_channel_in_training(case):
     refused(case.layer(), ValueError, ["more than 1 value per channel", f"got input {tuple(x.shape)}", "drop_last"], x)
 
 
-@pytest.mark.parametrize("case", BATCH, ids=str)
-def test_an_empty_batch_in_training(case):
-    refused(case.layer(), ValueError, ["more than 1 value per channel", "got input (0, "], case.input()[:0])
-
-
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("case", BATCH, ids=str)
 def test_a_mask_of_another_shape(case, training):

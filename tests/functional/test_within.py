@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import normkit as nk
+from normkit.kernels import select
 from support.cases import randomize_
 from support.depth import thinned
 from support.padded import ragged
@@ -175,7 +176,7 @@ WRONG = {
         ["FilterResponseNorm2d(5) needs (N, 5, H, W)"],
     ),
     "local-response": (lambda: nk.LocalResponseNorm(5), (2, 4), ["local_response_norm needs (N, 4, L)"]),
-    "group-of-one": (lambda: nk.GroupNorm(4, 4), (3, 4, 1, 1), ["more than 1 value per group", "fewer groups"]),
+    "group-of-one": (lambda: nk.GroupNorm(4, 4), (1, 4, 1, 1), ["more than 1 value per group", "fewer groups"]),
     "instance-of-one": (
         lambda: nk.InstanceNorm1d(4),
         (3, 4, 1),
@@ -229,8 +230,8 @@ def test_options_that_cannot_be(eps):
 
 def test_other_options_that_cannot_be():
     refused(lambda: nk.LayerNorm([]), "LayerNorm needs a normalized_shape", "got []")
-    refused(lambda: nk.RMSNorm([4, 0]), "RMSNorm needs a normalized_shape", "got [4, 0]")
-    refused(lambda: nk.ScaleNorm(0), "ScaleNorm needs a normalized_shape", "got 0")
+    refused(lambda: nk.RMSNorm([4, -1]), "RMSNorm needs a normalized_shape", "got [4, -1]")
+    refused(lambda: nk.ScaleNorm(-1), "ScaleNorm needs a normalized_shape", "got -1")
     refused(lambda: nk.LocalResponseNorm(0), "size of 1 or more", "got 0")
     refused(lambda: nk.InstanceNorm1d(3, momentum=1.1), "momentum must lie in 0..1", "got 1.1")
     refused(lambda: nk.GroupNorm(1, 3, affine="gamma"), "affine must be", "got 'gamma'")
@@ -278,6 +279,46 @@ def test_the_layers_are_torchs():
 def test_exported_graphs_hold_torchs_operator(build, operator):
     program = torch.export.export(build(), (torch.randn(3, 4, 6),))
     assert f"aten.{operator}.default" in {str(node.target) for node in program.graph.nodes}
+
+
+@pytest.mark.parametrize("backend", ["auto", "native", "reference"])
+@pytest.mark.parametrize("shape", [(3, 4), (2, 4, 1), (2, 4, 1, 1)], ids=str)
+def test_groups_of_one_value_as_in_torch(shape, backend):
+    # Torch refuses these only where one value is all that a channel has.
+    ours, theirs = nk.GroupNorm(4, 4), torch.nn.GroupNorm(4, 4)
+    x, dy = torch.randn(2, *shape)
+    found = []
+    for layer in (ours, theirs):
+        with torch.no_grad():
+            layer.weight.copy_(torch.tensor([2.0, -1.0, 0.5, 3.0]))
+            layer.bias.copy_(torch.tensor([0.1, 0.2, -0.3, 0.4]))
+        given = x.clone().requires_grad_()
+        with select.backend(backend):
+            y = layer(given)
+        y.backward(dy)
+        found.append([y, given.grad, layer.weight.grad, layer.bias.grad])
+    # Torch scales x and its mean, not their difference, by 1 / sqrt(eps) = 316: what rounding leaves is not zero.
+    left = 8 * torch.finfo(torch.float32).eps * 317 * x.abs().max().item() * 3 * (1 + dy.abs().sum().item())
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=left)
+    y, dx, dweight, _ = found[0]
+    assert y.equal(ours.bias.reshape(1, 4, *[1] * (len(shape) - 2)).expand(shape))
+    assert not dweight.any()
+    assert dx.abs().max() <= torch.finfo(torch.float32).eps * 317 * 3 * dy.abs().max()
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0,), (0, 0)], ids=str)
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_a_normalized_shape_of_no_values_as_in_torch(name, shape):
+    layer, theirs = getattr(nk, name)([0]), getattr(torch.nn, name)([0])
+    x = torch.zeros(shape, requires_grad=True)
+    y = layer(x)
+    y.sum().backward()
+    assert y.shape == theirs(x).shape == x.grad.shape == shape
+    assert layer.weight.grad.shape == (0,)
+    assert layer.state_dict().keys() == theirs.state_dict().keys()
+    refused(lambda: getattr(nk, name)([3, -1]), "one or more sizes", "got [3, -1]")
+    refused(lambda: getattr(nk, name)([]), "one or more sizes", "got []")
 
 
 def test_an_empty_batch_gives_an_empty_output():

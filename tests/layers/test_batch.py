@@ -310,3 +310,17 @@ def test_batch_moments():
     torch.testing.assert_close(m.mean, kept.mean(0))
     torch.testing.assert_close(m.unbiased_var, kept.var(0))
     assert (m.count == mask.sum()).all()
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("cls", [nk.BatchNorm1d, nn.BatchNorm1d], ids=["ours", "torch's"])
+def test_batches_are_counted_on_when_the_running_statistics_were_taken_away(cls, momentum):
+    layer = cls(3, momentum=momentum)
+    layer.running_mean = layer.running_var = None
+    for _ in range(2):
+        layer(torch.randn(4, 3))
+    layer.eval()(torch.randn(4, 3))
+    assert layer.num_batches_tracked == 2
+    layer.train().track_running_stats = False
+    layer(torch.randn(4, 3))
+    assert layer.num_batches_tracked == 2

@@ -15,6 +15,7 @@ from normkit.kernels import reference, select
 from normkit.kernels.reference import Recipe
 from normkit.kernels.synced import Gather, Reduce, SyncedNormalize
 from normkit.moments import Moments, ema, unbiased_var
+from normkit.tracing import is_exporting
 
 
 class Terms(NamedTuple):
@@ -58,10 +59,33 @@ def moments_of(x: Tensor, features: Sequence[int], mask: Tensor | None, who: obj
     return select.moments(x, (0, *range(1 + len(features), x.dim())), mask)
 
 
+def has_no_values(x: Tensor) -> bool:
+    """Whether x has no examples or no positions: statistics then have nothing to be made of, nor anything to do."""
+    return not is_exporting() and x.numel() == 0  # the sizes of a recorded graph are not this input's
+
+
+def normalize_nothing(
+    x: Tensor, recipe: Recipe, weight: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """Return x without values, normalized: as empty, and with gradients of zero for all that would have taken part."""
+    weight = recipe.view(weight)
+    y = x * 1 if weight is None else x * weight
+    return reference.finish(y, recipe.view(bias), residual, recipe.activation).to(x.dtype)
+
+
+def moments_of_nothing(shape: Sequence[int], x: Tensor) -> Moments:
+    """Return moments that change nothing, wherever they are merged or stored."""
+    zeros = torch.zeros(tuple(shape), dtype=reference.working_dtype(x), device=x.device)
+    return Moments(zeros, zeros, 0)
+
+
 def normalize_batch(x: Tensor, terms: Terms) -> tuple[Tensor, Moments]:
     """Return the normalized batch and its moments, of shape `features` and detached. Writes nothing."""
     terms = terms.check(x)
     recipe = terms.recipe(x)
+    if has_no_values(x):
+        y = normalize_nothing(x, recipe, terms.weight, terms.bias, terms.residual)
+        return y, moments_of_nothing(terms.features, x)
     checks.enough_values(reference.count_values(x, recipe.over, terms.mask), x, terms.who)
     y, batch = select.normalize(
         x, recipe, weight=terms.weight, bias=terms.bias, residual=terms.residual, mask=terms.mask, inplace=terms.inplace
@@ -73,7 +97,7 @@ def normalize_and_store_(x: Tensor, terms: Terms, stored: Moments, momentum: flo
     """Return the normalized batch, and move the stored tensors, in place, to the statistics after it."""
     factor = average_factor(stored, momentum)
     checked = terms.check(x)
-    if terms.nonfinite == "propagate" and terms.mask is None:
+    if terms.nonfinite == "propagate" and terms.mask is None and not has_no_values(x):
         features, weight, bias, _, _, residual, _, _, inplace, who, _ = checked
         checks.enough_values(x.numel() // max(1, prod(features)), x, who)
         recipe = checked.recipe(x)
@@ -92,6 +116,10 @@ def normalize_among(x: Tensor, earlier: Sequence[Moments], terms: Terms) -> tupl
     """
     terms = terms.check(x)
     recipe = terms.recipe(x)
+    if has_no_values(x):
+        own = moments_of_nothing(terms.features, x)
+        y = normalize_nothing(x, recipe, terms.weight, terms.bias, terms.residual)
+        return y, own, merge_all(Moments.merge, earlier, own)
     checks.enough_values(reference.count_values(x, recipe.over, terms.mask), x, terms.who)
     select.leave_to_reference("statistics merged with those of earlier batches")
     wide = x.to(reference.working_dtype(x))
@@ -118,11 +146,18 @@ def normalize_stored(x: Tensor, stored: Moments, terms: Terms) -> Tensor:
     """Return x normalized with stored statistics. A mask has no effect here, but its shape is checked."""
     terms = terms.check(x)
     checks.one_per_channel(stored.var, "running_var", terms.who, terms.features)
+    if has_no_values(x):
+        return normalize_nothing(x, terms.recipe(x), terms.weight, terms.bias, terms.residual)
     return select.normalize_stored(x, terms.recipe(x), stored, terms.weight, terms.bias, terms.residual)
 
 
 def next_stored(stored: Moments, batch: Moments, momentum: float | Tensor, nonfinite: str = "propagate") -> Moments:
-    """Return the stored statistics after this batch: its unbiased variance is what is stored, and `count` goes up."""
+    """Return the stored statistics after this batch: its unbiased variance is what is stored, and `count` goes up.
+
+    A batch of no values counts, as in torch, but moves nothing.
+    """
+    if not isinstance(batch.count, Tensor) and batch.count == 0:
+        return stored._replace(count=stored.count + 1)
     wide = batch.mean.dtype
     old = stored._replace(mean=stored.mean.to(wide), var=stored.var.to(wide))
     return settle(stored, ema(old, batch._replace(var=unbiased_var(batch)), momentum), nonfinite)

@@ -11,7 +11,14 @@ from torch import Tensor
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.errors import ArgumentError
-from normkit.functional.batch_core import Terms, normalize_stored, write_
+from normkit.functional.batch_core import (
+    Terms,
+    has_no_values,
+    moments_of_nothing,
+    normalize_nothing,
+    normalize_stored,
+    write_,
+)
 from normkit.kernels import select
 from normkit.kernels.reference import Recipe, working_dtype
 from normkit.moments import Moments, ema, unbiased_var
@@ -152,6 +159,8 @@ def normalize_last(
     """Normalize over the last dimensions, of the sizes `shape`; weight and bias broadcast against them."""
     checks.last_dimensions(x, who, shape)
     checks.same_shape(residual, x, who)
+    if has_no_values(x):
+        return normalize_nothing(x, recipe, weight, bias, residual)
     return select.normalize(x, recipe, weight=weight, bias=bias, residual=residual)[0]
 
 
@@ -176,8 +185,13 @@ def normalize_groups(
         # An example that is nothing but padding has no statistics, and only zero has a meaning without them.
         x = torch.where(mask.flatten(1).any(1).reshape(-1, *[1] * (x.dim() - 1)), x, 0)
         mask = mask.unsqueeze(1)
+    if has_no_values(x):
+        recipe = Recipe((), eps, activation, True, (1, channels, *(1,) * (x.dim() - 2)))
+        return normalize_nothing(x, recipe, weight, bias, residual), moments_of_nothing((x.shape[0], num_groups), x)
     split = (num_groups, channels // num_groups)
-    checks.more_than_one(prod(x.shape[2:], start=split[1]), x, who, "group", "Use fewer groups, or larger maps.")
+    # As torch, which computes bias where a group has one value, but not where that is all that a channel has.
+    values = prod(x.shape[2:], start=x.shape[0] * split[1])
+    checks.more_than_one(values, x, who, "group", "Use fewer groups, or larger maps.")
     recipe = Recipe(tuple(range(2, x.dim() + 1)), eps, activation, True, (1, *split, *(1,) * (x.dim() - 2)))
     residual = None if residual is None else residual.unflatten(1, split)
     y, m = select.normalize(x.unflatten(1, split), recipe, weight=weight, bias=bias, residual=residual, mask=mask)
@@ -196,7 +210,8 @@ def normalize_instances(
 ) -> tuple[Tensor, Moments]:
     """Return x normalized by channels of each example, groups of one, and the moments, of shape (N, C)."""
     remedy = "Use GroupNorm, or larger maps."
-    checks.more_than_one(prod(x.shape[2:]), x, who, "example and channel", remedy)
+    if not has_no_values(x):
+        checks.more_than_one(prod(x.shape[2:]), x, who, "example and channel", remedy)
     return normalize_groups(x, x.shape[1], weight, bias, eps, activation, residual, mask, who)
 
 
@@ -206,6 +221,8 @@ def update_(stored: Moments, own: Moments, momentum: float) -> None:
 
     Examples that a mask leaves without a variance do not take part; without any other, nothing moves.
     """
+    if not isinstance(own.count, Tensor) and own.count == 0:
+        return
     mean, var = own.mean, unbiased_var(own)
     takes_part = torch.ones_like(mean, dtype=torch.bool)
     if isinstance(own.count, Tensor):

@@ -111,7 +111,8 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
     def _update_(self, stored: Moments, batch: Moments) -> None:
         factor = batch_core.average_factor(stored, self.momentum)
         new = batch_core.next_stored(stored, batch, factor, self.nonfinite)
-        complete = self.micro_step % self.micro_batches == 0
+        # A window without any values has nothing to store.
+        complete = (self.micro_step % self.micro_batches == 0) & torch.as_tensor(batch.count > 0).all()
         kept = (
             torch.where(complete, torch.as_tensor(n), torch.as_tensor(old)) for n, old in zip(new, stored, strict=True)
         )

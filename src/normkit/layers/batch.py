@@ -111,8 +111,11 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         if not self.training and stored is not None:
             return batch_core.normalize_stored(input, stored, terms)
         y, batch = self._normalize_batch(input, terms, stored)
-        if stored is not None and self.training and self.track_running_stats and not is_recomputing():
-            self._update_(stored, batch)
+        if self.training and self.track_running_stats and not is_recomputing():
+            if stored is not None:
+                self._update_(stored, batch)
+            elif self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(1)  # as torch, which counts on when the statistics were taken away
         return y
 
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:

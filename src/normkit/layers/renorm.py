@@ -95,7 +95,7 @@ class BatchRenorm(BatchNorm):
         self._last: tuple[Tensor, Tensor] | None = None
 
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
-        if stored is None:
+        if stored is None or batch_core.has_no_values(input):
             return super()._normalize_batch(input, terms, stored)
         r, d = self._correction(input, terms, stored)
         weight = r if self.weight is None else self.weight * r
@@ -117,6 +117,9 @@ class BatchRenorm(BatchNorm):
         return hold(r), hold(d)
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
+        if not isinstance(batch.count, Tensor) and batch.count == 0:
+            super()._update_(stored, batch)  # no values, and no deviation that could move along
+            return
         factor = batch_core.average_factor(stored, self.momentum)
         new = ema(stored._replace(var=self._std(stored)), batch._replace(var=self._std(batch)), factor)
         new = new._replace(var=new.var.square() - self.eps)
