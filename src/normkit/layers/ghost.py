@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from normkit.moments import Moments
 class GhostBatchNorm(BatchNorm):
     """What the ghost norms share: in training, every chunk of the batch has statistics of its own.
 
-    The running statistics move once a batch, towards the merged moments of all its chunks.
+    The running statistics move towards each chunk in turn, as if it had been a batch, and count it as one.
 
     Args, beyond BatchNorm's:
         chunk_size: examples per chunk; the last chunk takes what is left, and joins the one before it if that is a
@@ -63,11 +62,20 @@ class GhostBatchNorm(BatchNorm):
         self.chunk_size = chunk_size
 
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
+        if batch_core.has_no_values(input):
+            return super()._normalize_batch(input, terms, stored)
         terms = terms.check(input)._replace(inplace=False)  # chunks are views, which autograd does not let us overwrite
         sizes = self._sizes(input)
         chunks = zip(input.split(sizes), _split(terms.residual, sizes), _split(terms.mask, sizes), strict=True)
         done = [batch_core.normalize_batch(x, terms._replace(residual=r, mask=m)) for x, r, m in chunks]
-        return torch.cat([y for y, _ in done]), reduce(Moments.merge, [m for _, m in done])
+        return torch.cat([y for y, _ in done]), _stacked([m for _, m in done])
+
+    def _update_(self, stored: Moments, batch: Moments) -> None:
+        if not isinstance(batch.count, Tensor):
+            super()._update_(stored, batch)  # of no values, and so not cut into chunks
+            return
+        for mean, var, count in zip(batch.mean, batch.var, batch.count, strict=True):
+            super()._update_(stored, Moments(mean, var, count))
 
     def _sizes(self, input: Tensor) -> list[int]:
         examples, rest = input.shape[0], input.shape[0] % self.chunk_size
@@ -83,6 +91,13 @@ class GhostBatchNorm(BatchNorm):
     def extra_repr(self) -> str:
         """BatchNorm's line, and the chunk."""
         return super().extra_repr() + f", chunk_size={self.chunk_size}"
+
+
+def _stacked(chunks: list[Moments]) -> Moments:
+    """The moments of chunks as one value: every tensor has a first dimension more, in the order of the chunks."""
+    mean, var = torch.stack([m.mean for m in chunks]), torch.stack([m.var for m in chunks])
+    counts = [torch.as_tensor(m.count, device=mean.device).expand(m.mean.shape) for m in chunks]
+    return Moments(mean, var, torch.stack(counts))
 
 
 def _split(t: Tensor | None, sizes: list[int]) -> Sequence[Tensor | None]:
