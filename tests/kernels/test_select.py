@@ -1,12 +1,18 @@
 """The choice of a backend: one asked for by name runs or raises, and only where it was asked for."""
 
+import copy
 from threading import Thread
 
 import pytest
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
-from normkit.kernels import core, native, select
+from normkit.kernels import core, native, plans, select
+from normkit.kernels.reference import Recipe
+from support.case import randomize_
 from support.cases import CASES
 
 needs_core = pytest.mark.skipif(core.WHY_NOT is not None, reason=str(core.WHY_NOT))
@@ -57,6 +63,33 @@ def test_the_reference_asked_for_is_what_runs(case, training, counted):
     with select.backend("reference"):
         case.layer(training=training)(case.input())
     assert counted.calls == 0
+
+
+@needs_core
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_torch_asked_for_runs_or_raises(case, training, counted):
+    layer, x = case.layer(training=training), case.input().requires_grad_()
+    with select.backend("torch"), Operators() as operators:
+        refused = refusal(lambda: layer(x))
+    assert counted.calls == 0
+    assert ('Ask for backend "auto"' in refused) != bool(operators.names & FUSED)
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+# Of a root mean square norm, torch has one operator on GPUs, and on CPUs what it is made of.
+FUSED = {"native_batch_norm", "native_group_norm", "native_layer_norm", "_fused_rms_norm", "rsqrt"}
 
 
 REFUSED = {
@@ -156,7 +189,116 @@ def test_compiled_code_refuses_what_has_no_loops():
 
 def test_the_status_without_a_core_says_why(monkeypatch):
     monkeypatch.setattr(core, "WHY_NOT", "there is none")
-    assert select.status() == {"backend": "reference", "why": "there is none"}
+    assert select.status() == {"backend": "torch", "why": "there is none"}
+
+
+def test_the_status_names_the_accelerator(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    assert select.status()["backend on cuda"] == "torch: the C++ loops run on CPUs"
+
+
+@needs_core
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.double(),
+        lambda x: x[..., ::2],
+        lambda x: x.to("meta"),
+    ],
+    ids=["float64", "strided", "another device"],
+)
+def test_what_the_loops_cannot_take_runs_on_torch(change):
+    x = change(torch.randn(4, 3, 6, 6))
+    layer = nk.BatchNorm2d(3).to(x.device).to(x.dtype)
+    if isinstance(plans.plan(x, Recipe((0, 2, 3), 1e-5), layer.weight, layer.bias), str):
+        with Operators() as operators:
+            layer(x)
+        assert "native_batch_norm" in operators.names
+
+
+def test_without_a_core_torch_runs(monkeypatch):
+    monkeypatch.setattr(core, "WHY_NOT", "there is none")
+    layer, x = nk.BatchNorm2d(3), torch.randn(4, 3, 6, 6)
+    twin = nn.BatchNorm2d(3)
+    assert torch.equal(layer(x), twin(x))
+    assert torch.equal(layer.running_var, twin.running_var)
+
+
+# ---- small tensors
+
+STRAIGHT = [
+    (lambda: nk.BatchNorm1d(6), lambda: nn.BatchNorm1d(6), (8, 6)),
+    (lambda: nk.BatchNorm2d(6, activation="relu"), lambda: nn.Sequential(nn.BatchNorm2d(6), nn.ReLU()), (4, 6, 2, 2)),
+    (lambda: nk.GroupNorm(3, 6), lambda: nn.GroupNorm(3, 6), (4, 6, 2)),
+    (lambda: nk.GroupNorm(6, 6), lambda: nn.InstanceNorm1d(6, affine=True), (4, 6, 2)),
+    (lambda: nk.InstanceNorm2d(6), lambda: nn.InstanceNorm2d(6), (4, 6, 2, 2)),
+    (lambda: nk.LayerNorm(6), lambda: nn.LayerNorm(6), (8, 6)),
+    (lambda: nk.LayerNorm([2, 6]), lambda: nn.LayerNorm([2, 6]), (8, 2, 6)),
+    (lambda: nk.RMSNorm(6), lambda: nn.RMSNorm(6), (8, 6)),
+]
+
+
+@pytest.fixture
+def all_small(monkeypatch):
+    monkeypatch.setattr(select, "SMALL", 1000)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize(("ours", "theirs", "shape"), STRAIGHT)
+def test_small_tensors_go_straight_to_torchs_operator(ours, theirs, shape, training, all_small, counted):
+    layer, twin = randomize_(ours()).train(training), theirs().train(training)
+    norm = twin[0] if isinstance(twin, nn.Sequential) else twin
+    norm.load_state_dict(layer.state_dict())
+    xs = [torch.randn(shape, requires_grad=True) for _ in range(2)]
+    xs[1].data.copy_(xs[0].data)
+    dy = torch.randn(shape)
+    ys = [layer(xs[0]), twin(xs[1])]
+    for y in ys:
+        y.backward(dy)
+    assert counted.calls == 0
+    assert torch.equal(*ys)
+    assert torch.equal(xs[0].grad, xs[1].grad)
+    for p, q in zip(layer.parameters(), norm.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+    for name, stored in norm.named_buffers():
+        assert torch.equal(layer.get_buffer(name), stored), name
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize(("ours", "theirs", "shape"), STRAIGHT)
+def test_small_tensors_of_other_types_keep_ours(ours, theirs, shape, training, all_small):
+    for dtype, state in ((torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float64,) * 2):
+        layer = randomize_(ours()).to(state).train(training)
+        x = torch.randn(shape).to(dtype)
+        with select.backend("reference"):
+            expected = copy.deepcopy(layer)(x)
+        tolerance = 0.04 if dtype is torch.bfloat16 else 1e-12
+        torch.testing.assert_close(layer(x), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_small_tensors_are_refused_with_our_words(all_small):
+    for layer, x, error in [
+        (nk.BatchNorm1d(6), torch.randn(1, 6), "more than 1 value per channel"),
+        (nk.BatchNorm1d(6), torch.randn(4, 5), r"needs \(N, 6\) or"),
+        (nk.BatchNorm2d(6), torch.randn(4, 6), r"needs \(N, 6, H, W\)"),
+        (nk.LayerNorm([2, 6]), torch.randn(6), r"needs \(..., 2, 6\)"),
+    ]:
+        with pytest.raises(nk.ShapeError, match=error):
+            layer(x)
+    assert nk.BatchNorm1d(6).num_batches_tracked == 0
+
+
+def test_small_tensors_under_autocast_and_in_a_repeated_forward(all_small):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert nk.LayerNorm(6)(torch.randn(8, 6).bfloat16()).dtype == torch.bfloat16
+    layer, x = nk.BatchNorm1d(6), torch.randn(8, 6, requires_grad=True)
+    checkpoint(layer, x, use_reentrant=False).sum().backward()
+    assert layer.num_batches_tracked == 1
+
+
+def test_nothing_is_small_until_it_is_measured():
+    assert not select.is_small(torch.zeros(0))
 
 
 @needs_core

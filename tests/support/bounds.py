@@ -67,12 +67,16 @@ class Bound(NamedTuple):
         """The largest error, in units in the last place of the largest term: what a table of errors shows."""
         return (self.errors(found) / ulp(self.largest, found.dtype)).max().item()
 
-    def check(self, found: Tensor, torchs: Tensor | None = None) -> None:
-        """Raise AssertionError if a result, in the type it has, lies further off than is allowed."""
+    def check(self, found: Tensor, torchs: Tensor | None = None, terms: torch.dtype | None = None) -> None:
+        """Raise AssertionError if a result, in the type it has, lies further off than is allowed.
+
+        `terms` is the type of what is summed, where that is less: torch rounds the gradient behind an activation to
+        half precision, and then sums it into a parameter's gradient in float32.
+        """
         assert found.numel() == self.truth.numel(), f"{self.what}: {tuple(found.shape)}, not {tuple(self.truth.shape)}"
         if not found.numel():
             return
-        errors, allowed = self.errors(found), self.allowed(found.dtype, torchs).expand(self.truth.shape)
+        errors, allowed = self.errors(found), self.allowed(terms or found.dtype, torchs).expand(self.truth.shape)
         if (errors <= allowed).all():
             return
         worst = (errors - allowed).nan_to_num(nan=0.0, posinf=torch.inf).argmax()
@@ -80,7 +84,7 @@ class Bound(NamedTuple):
         error, most = errors.flatten()[worst], allowed.flatten()[worst]
         raise AssertionError(
             f"{self.what} in {found.dtype} is off by {error:.3g}, where {most:.3g} is allowed "
-            f" ({UNITS[self.what]} units of the largest term's last place{by_torch}); "
+            f"({UNITS[self.what]} units of the largest term's last place{by_torch}); "
             f"{self.units_of(found):.3g} units at worst, {int((errors > allowed).sum())} of {errors.numel()} values."
         )
 

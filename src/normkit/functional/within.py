@@ -161,7 +161,7 @@ def normalize_last(
     checks.same_shape(residual, x, who)
     if has_no_values(x):
         return normalize_nothing(x, recipe, weight, bias, residual)
-    return select.normalize(x, recipe, weight=weight, bias=bias, residual=residual)[0]
+    return select.normalized(x, recipe, weight=weight, bias=bias, residual=residual)
 
 
 def normalize_groups(

@@ -1,6 +1,6 @@
-"""The only place that chooses between the C++ loops and plain torch, and that says why.
+"""The only place that chooses between the C++ loops, torch's own operators and the reference, and that says why.
 
-What has no loops, and computes with `reference` itself, asks `leave_to_reference` first.
+What neither the loops nor torch have, and computes with `reference` itself, asks `leave_to_reference` first.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from normkit.errors import ArgumentError, BackendError
-from normkit.kernels import autograd, core, native, plans, reference
+from normkit.kernels import autograd, core, fused, native, plans, reference
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
 from normkit.tracing import is_exporting, is_ordinary, is_recomputing, is_transformed_or_dual
 
-Backend = Literal["auto", "native", "reference"]
+Backend = Literal["auto", "native", "torch", "reference"]
 
 _requested: ContextVar[Backend] = ContextVar("normkit backend", default="auto")
 _guarded = threading.local()  # has the same `name`, if not "auto": torch.compile can guard this, but not a ContextVar
@@ -29,8 +29,9 @@ _guarded = threading.local()  # has the same `name`, if not "auto": torch.compil
 
 @contextmanager
 def backend(name: Backend) -> Iterator[None]:
-    """Ask for a backend inside the block: "auto" takes the C++ loops where they fit; the others run or raise.
+    """Ask for a backend inside the block: the others than "auto" run or raise.
 
+    "auto" takes the C++ loops where they can run, else torch's operators, else, where torch has none, the reference.
     Other threads keep their own choice. The backward of a call that was not compiled uses the choice of its forward.
     """
     if name not in get_args(Backend):
@@ -59,29 +60,49 @@ def requested() -> Backend:
 
 
 def leave_to_reference(what: object) -> None:
-    """Let plain torch compute `what`, for which there are no loops; raise if the loops were asked for by name."""
-    if requested() == "native":
+    """Let the reference compute `what`, which it alone can; raise if another backend was asked for by name."""
+    asked = requested()
+    if asked == "native":
         _refuse(f"there are none for {what}")
+    if asked == "torch":
+        _refuse_torch(what)
 
 
 def _refuse(why: str) -> None:
     raise BackendError(f'The C++ loops were asked for and cannot run: {why}. Ask for backend "auto".')
 
 
+def _refuse_torch(what: object) -> None:
+    raise BackendError(f'Torch\'s own operators were asked for and have none for {what}. Ask for backend "auto".')
+
+
 def status() -> dict[str, str]:
-    """Return which kernels are in use, and why not the C++ loops if they are not."""
+    """Return which kernels are in use, and why: on this CPU, and on the accelerator that torch has found, if any."""
     if core.WHY_NOT is not None:
-        return {"backend": "reference", "why": core.WHY_NOT}
-    return {"backend": "native", "instruction set": core.instruction_set(), "threads": core.threads()}
+        found = {"backend": "torch", "why": core.WHY_NOT}
+    else:
+        found = {"backend": "native", "instruction set": core.instruction_set(), "threads": core.threads()}
+    accelerator = _accelerator()
+    if accelerator is not None:
+        found[f"backend on {accelerator}"] = "torch: the C++ loops run on CPUs"
+    return found
+
+
+def _accelerator() -> str | None:
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return None if device is None else device.type
 
 
 def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None) -> Moments:
     """Return the moments of x over the dimensions `over`, without them."""
-    recipe = Recipe(over, 0.0)
-    if torch.is_grad_enabled() and x.requires_grad:
-        leave_to_reference("moments with a gradient")
-    elif (plan := plan_for(x, recipe, mask=mask)) is not None:
+    needs_grad = torch.is_grad_enabled() and x.requires_grad
+    if needs_grad and requested() == "native":
+        _refuse("there are none for moments with a gradient")
+    if not needs_grad and (plan := plan_for(x, Recipe(over, 0.0), mask=mask)) is not None:
         return native.moments(x, plan)
+    is_differentiated = mask is not None and (needs_grad or is_transformed_or_dual())
+    if takes_torch("moments of a mask with a gradient" if is_differentiated else None):
+        return fused.moments(x, over, mask)
     return _without(over, reference.moments(x, over, mask))
 
 
@@ -106,6 +127,8 @@ def normalize(
     if stays_whole(x, recipe, weight, bias, residual, mask):
         y, (mean, var) = torch.ops.normkit.normalize(x, weight, bias, residual, *recipe)
         return y, Moments(mean, var, reference.count_values(x, recipe.over))
+    if takes_torch(fused.why_not(x, recipe, mask)):
+        return fused.normalize(x, recipe, weight, bias, residual, mask, inplace)
     weight, bias = recipe.view(weight), recipe.view(bias)
     if mask is not None:
         # Padding may hold anything; but no gradient of zero removes a NaN from a sum.
@@ -118,6 +141,22 @@ def normalize(
     return y, _without(recipe.over, Moments(mean, var, reference.count_values(x, recipe.over, mask)))
 
 
+def normalized(
+    x: Tensor,
+    recipe: Recipe,
+    *,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """As `normalize`, for callers that have no use for the moments, which cost some operators a pass of their own."""
+    plan = plan_for(x, recipe, weight, bias, residual)
+    whole = plan is not None or stays_whole(x, recipe, weight, bias, residual)
+    if not whole and takes_torch(fused.why_not(x, recipe)):
+        return fused.normalized(x, recipe, weight, bias, residual)
+    return normalize(x, recipe, weight=weight, bias=bias, residual=residual)[0]
+
+
 def normalize_stored(
     x: Tensor,
     recipe: Recipe,
@@ -128,12 +167,15 @@ def normalize_stored(
 ) -> Tensor:
     """Normalize x with statistics that are already known."""
     if torch.is_grad_enabled() and (stored.mean.requires_grad or stored.var.requires_grad):
-        leave_to_reference("stored statistics with a gradient")
+        if requested() == "native":
+            _refuse("there are none for stored statistics with a gradient")
     elif (plan := plan_for(x, recipe, weight, bias, residual)) is not None:
         return autograd.normalize_stored(x, stored, weight, bias, residual, plan)
     elif stays_whole(x, recipe, weight, bias, residual):
         tensors = (x, weight, bias, residual, stored.mean, stored.var)
         return cast(Tensor, torch.ops.normkit.normalize_stored(*tensors, *recipe)[0])
+    if takes_torch():
+        return fused.normalize_stored(x, recipe, stored, weight, bias, residual)
     return reference.normalize_stored(x, recipe, stored, weight, bias, residual)
 
 
@@ -148,8 +190,10 @@ def normalize_and_update_(
     *,
     inplace: bool = False,
 ) -> Tensor | None:
-    """Return what `normalize` does and move the stored statistics along, or do nothing if the C++ loops cannot."""
+    """Return what `normalize` does and move the stored statistics along, or do nothing if no backend can do both."""
     plan = plan_for(x, recipe, weight, bias, residual)
+    if plan is None and not stays_whole(x, recipe, weight, bias, residual) and takes_torch(fused.why_not(x, recipe)):
+        return fused.normalize_and_update_(x, recipe, stored, momentum, weight, bias, residual, inplace)
     update = None if plan is None else native.update_of(*stored, momentum)  # only planned tensors have pointers to read
     if plan is None or update is None:
         return None
@@ -161,13 +205,35 @@ def normalize_and_update_(
 # ---- the layers' fast path: with a small tensor, deciding what to do takes most of the time. None leaves a call, and
 # any error in it, to the general path. The callers know that x is a plain tensor and that nothing is being compiled.
 
+SMALL = 0
+"""Below this many values Python takes longer than arithmetic, and torch's operator, whose call is shorter, wins."""
+
+
+def is_small(x: Tensor) -> bool:
+    """Whether a tensor is so small that Python decides how long a call takes."""
+    return x.numel() < SMALL
+
+
+def _goes_straight(x: Tensor) -> bool:
+    """Whether a layer's call goes to torch's operator without further questions: small ones, and off CPUs all."""
+    asked = _requested.get()
+    return asked == "torch" or (asked == "auto" and (not x.is_cpu or x.numel() < SMALL or core.WHY_NOT is not None))
+
 
 def layer_call(
     plan_of: Callable[..., Plan | None], x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any
 ) -> Tensor | None:
     """A layer's call with statistics of x, planned by one of `plans`."""
+    if _goes_straight(x):
+        return _STRAIGHT[plan_of](x, weight, bias, *terms)
     plan = _plan_of_layer(plan_of, x, weight, bias, *terms)
     return None if plan is None else autograd.call(x, weight, bias, plan)
+
+
+_STRAIGHT: dict[Callable[..., Plan | None], Callable[..., Tensor | None]] = {
+    plans.of_groups: fused.group_norm_call,
+    plans.of_last: fused.last_norm_call,
+}
 
 
 def batch_norm_step_(
@@ -181,6 +247,14 @@ def batch_norm_step_(
     *terms: Any,
 ) -> Tensor | None:
     """A batch norm's step of training, as `normalize_and_update_`."""
+    if _goes_straight(x):
+        if not is_ordinary():  # a transform does not let the operator write to buffers of which it knows nothing
+            return None
+        if (
+            is_recomputing()
+        ):  # the same operator on the same tensors, as autograd then demands; but the batch counts once
+            mean, var, count = mean.clone(), var.clone(), count.clone()
+        return fused.batch_norm_step_(x, weight, bias, mean, var, count, momentum, *terms)
     plan = None if is_recomputing() else _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)
     update = None if plan is None else native.update_of(mean, var, count, momentum)
     if plan is None or update is None:
@@ -193,7 +267,11 @@ def batch_norm_step_(
 def batch_norm_evaluated(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, *terms: Any
 ) -> Tensor | None:
-    """A batch norm's evaluation without a gradient."""
+    """A batch norm's evaluation: in the loops without a gradient, in torch's operator also with one."""
+    if _goes_straight(x):
+        if not is_ordinary():  # the operator drops the gradient of statistics
+            return None
+        return fused.batch_norm_evaluated(x, weight, bias, mean, var, *terms)
     if torch.is_grad_enabled() or not native.is_plain_memory(mean, var):
         return None
     plan = _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)
@@ -204,7 +282,7 @@ def _plan_of_layer(
     plan_of: Callable[..., Plan | None], x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any
 ) -> Plan | None:
     if (
-        _requested.get() == "reference"
+        _requested.get() in ("reference", "torch")
         or core.WHY_NOT is not None
         or not x.is_cpu
         or not (weight is None or weight.dtype is torch.float32)
@@ -214,6 +292,19 @@ def _plan_of_layer(
         return None
     weight_shape, bias_shape = None if weight is None else weight.shape, None if bias is None else bias.shape
     return plan_of(x.dtype, x.shape, x.stride(), weight_shape, bias_shape, *terms)
+
+
+def takes_torch(why_not: str | None = None) -> bool:
+    """Whether torch's operators compute a call that the loops do not, unless there is a reason that they cannot.
+
+    What compilers and exporters record stays made of the reference's operators, which they fuse, or write out, whole.
+    """
+    asked = requested()
+    if asked == "torch" and why_not is not None:
+        _refuse_torch(why_not)
+    if asked == "auto" and (torch.compiler.is_compiling() or is_exporting()):
+        return False
+    return asked != "reference" and why_not is None
 
 
 def plan_for(
@@ -226,7 +317,7 @@ def plan_for(
 ) -> Plan | None:
     """Return how the C++ loops are to go over x, or None to leave them out."""
     asked = requested()
-    if asked == "reference":
+    if asked in ("reference", "torch"):
         return None
     found = plans.plan(x, recipe, weight, bias, residual, mask)
     if not isinstance(found, str):
@@ -257,7 +348,7 @@ def stays_whole(
         wanted = exports_whole()
     else:
         is_plain = type(x) in (Tensor, torch.nn.Parameter)
-        wanted = torch.compiler.is_compiling() and requested() != "reference" and is_plain
+        wanted = torch.compiler.is_compiling() and requested() not in ("reference", "torch") and is_plain
     return (
         wanted
         and mask is None

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from normkit.kernels import native, reference, select
+from normkit.kernels.fused_halves import FusedHalves
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
@@ -51,9 +52,13 @@ class SyncedNormalize(torch.autograd.Function):
         x, weight, bias, mask, mean, var, count, residual, y = ctx.saved_tensors
         halves = GradientHalves(ctx.recipe, x, weight, bias, residual, y, mask, Moments(mean, var, count))
         with select.backend(ctx.backend):
-            own = halves.sums(grads[0])
-            everyones = ctx.reduce(own.clone())
-            dx, dresidual = halves.spread(grads[0], everyones, ctx.needs_input_grad[3])
+            if halves.runs_on_torch():
+                fused = FusedHalves.of(grads[0], x, weight, bias, residual, halves.moments, ctx.recipe)
+                own = fused.sums()
+                dx, dresidual = fused.spread(ctx.reduce(own.clone())), fused.dz if ctx.needs_input_grad[3] else None
+            else:
+                own = halves.sums(grads[0])
+                dx, dresidual = halves.spread(grads[0], ctx.reduce(own.clone()), ctx.needs_input_grad[3])
         of_dz, of_dz_xhat = own
         dweight = None if weight is None else of_dz_xhat.to(weight.dtype)
         dbias = None if bias is None else of_dz.to(bias.dtype)
@@ -71,6 +76,10 @@ class GradientHalves(NamedTuple):
     y: Tensor | None
     mask: Tensor | None
     moments: Moments
+
+    def runs_on_torch(self) -> bool:
+        """Whether torch's operators compute both halves; not those of a mask, which the reference spreads."""
+        return self._planned() is None and self.mask is None and select.takes_torch()
 
     def sums(self, dy: Tensor) -> Tensor:
         """Sums of dz, the gradient of what enters the activation, and of dz * xhat, for each statistic."""

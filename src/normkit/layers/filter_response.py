@@ -77,7 +77,7 @@ class FilterResponseNorm2d(NormLayer):
         per_channel = (1, self.num_features, 1, 1)
         if not isinstance(self.eps, Tensor):
             recipe = Recipe((2, 3), self.eps, None, False, per_channel)
-            return select.normalize(x, recipe, weight=self.weight, bias=self.bias)[0]
+            return select.normalized(x, recipe, weight=self.weight, bias=self.bias)
         select.leave_to_reference("a learned eps")
         weight, bias = (t.reshape(per_channel) for t in (self.weight, self.bias))
         m = reference.moments(x, (2, 3), centred=False)
