@@ -95,7 +95,8 @@ def normalize(
     if kind == "last" and recipe.centred:
         return _layer_norm(x, recipe, weight, bias, residual)
     if kind in ("last", "maps"):
-        var = torch.linalg.vector_norm(x.detach(), 2, recipe.over, dtype=statistics_dtype(x)).square() / max(n, 1)
+        var = torch.linalg.vector_norm(x.detach(), 2, recipe.over, dtype=statistics_dtype(x))
+        var = var.to(working_dtype(x)).square() / max(n, 1)
         return normalized(x, recipe, weight, bias, residual), Moments(torch.zeros_like(var), var, n)
     if is_transformed_or_dual():  # the operator could not write to buffers of which a transform knows nothing
         return normalized(x, recipe, weight, bias, residual), moments(x.detach(), recipe.over)
