@@ -100,6 +100,20 @@ def test_compiled(case):
     assert all(g is not None and not g.any() for g in gradients)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [nk.LayerNorm(3), nk.RMSNorm(3), nk.GroupNorm(2, 4), nk.InstanceNorm1d(4), nk.BatchNorm1d(4).eval()],
+    ids=lambda layer: type(layer).__name__,
+)
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_compiled_for_examples_that_only_the_data_numbers(layer):
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: layer(x[x[:, 0, 0] > 0]), fullgraph=True, backend="aot_eager")
+    x = torch.randn(6, 4, 3).abs()
+    torch.testing.assert_close(compiled(x), layer(x))
+    assert compiled(-x).shape == (0, 4, 3)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_functions(training):
     mean, var = torch.full((3,), 0.5), torch.full((3,), 2.0)

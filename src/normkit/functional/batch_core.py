@@ -60,8 +60,17 @@ def moments_of(x: Tensor, features: Sequence[int], mask: Tensor | None, who: obj
 
 
 def has_no_values(x: Tensor) -> bool:
-    """Whether x has no examples or no positions: statistics then have nothing to be made of, nor anything to do."""
-    return not is_exporting() and x.numel() == 0  # the sizes of a recorded graph are not this input's
+    """Whether x has no examples or no positions: statistics then have nothing to be made of, nor anything to do.
+
+    What a compiler knows only when the graph runs is taken to have some: the operators find out for themselves.
+    """
+    if is_exporting():
+        return False  # the sizes of a recorded graph are not this input's
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import guard_or_false  # compilers have it; importing it takes long
+
+        return guard_or_false(x.numel() == 0)
+    return x.numel() == 0
 
 
 def normalize_nothing(

@@ -189,9 +189,9 @@ def normalize_groups(
         recipe = Recipe((), eps, activation, True, (1, channels, *(1,) * (x.dim() - 2)))
         return normalize_nothing(x, recipe, weight, bias, residual), moments_of_nothing((x.shape[0], num_groups), x)
     split = (num_groups, channels // num_groups)
-    # As torch, which computes bias where a group has one value, but not where that is all that a channel has.
-    values = prod(x.shape[2:], start=x.shape[0] * split[1])
-    checks.more_than_one(values, x, who, "group", "Use fewer groups, or larger maps.")
+    if prod(x.shape[2:], start=split[1]) == 1:
+        # As torch, which computes bias where a group has one value, but not where that is all that a channel has.
+        checks.more_than_one(x.shape[0], x, who, "group", "Use fewer groups, or larger maps.")
     recipe = Recipe(tuple(range(2, x.dim() + 1)), eps, activation, True, (1, *split, *(1,) * (x.dim() - 2)))
     residual = None if residual is None else residual.unflatten(1, split)
     y, m = select.normalize(x.unflatten(1, split), recipe, weight=weight, bias=bias, residual=residual, mask=mask)
