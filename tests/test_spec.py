@@ -1,4 +1,5 @@
 import dataclasses
+import inspect
 from typing import get_args
 
 import pytest
@@ -70,6 +71,8 @@ class TestBatchNorm:
         assert nk.describe(cls(5, eps=0.02, momentum=0.3, affine=False)) == changed(affine=False)
 
     def test_without_bias(self, cls):
+        if "bias" not in inspect.signature(cls).parameters:
+            pytest.skip(f"torch {torch.__version__} has no bias=False for its batch norms; 2.12 has")
         assert nk.describe(cls(5, eps=0.02, momentum=0.3, bias=False)) == changed(affine="scale")
 
     def test_without_momentum(self, cls):

@@ -22,7 +22,7 @@ def options(eps: float, momentum: float | Tensor | None, activation: str | None,
     """Check what every batch norm takes, whether called as a function or built as a layer."""
     if not eps > 0:
         raise ArgumentError(f"eps must be positive, it keeps the division finite; got {eps}. The usual value is 1e-5.")
-    if isinstance(momentum, float | int) and not 0 <= momentum <= 1:
+    if isinstance(momentum, (float, int)) and not 0 <= momentum <= 1:  # torch 2.9 compiles no union here
         raise ArgumentError(
             f"momentum must lie in 0..1, or be None for a cumulative average; got {momentum}. "
             "It weights the new value: Keras' 0.99 is 0.01 here."

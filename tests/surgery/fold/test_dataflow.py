@@ -1,5 +1,7 @@
 """Watching a model run: the operators it calls, who makes and reads what, and that the model does not notice."""
 
+from itertools import groupby
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -27,7 +29,7 @@ def recorded(model, x):
 
 def test_events_in_their_order_and_place():
     flow = recorded(Net().eval(), torch.randn(2, 3, 5, 5))
-    assert [str(event) for event in flow.events] == [
+    assert [name for name, _ in groupby(map(str, flow.events))] == [  # torch 2.9 detaches twice
         "convolution in conv",
         "bn",
         "detach",
@@ -41,11 +43,12 @@ def test_events_in_their_order_and_place():
 
 def test_who_makes_and_who_reads():
     flow = recorded(Net().eval(), torch.randn(2, 3, 5, 5))
-    conv, bn, detach, relu, mean, *_ = flow.events
+    conv, bn, *detached, relu, mean, _, _ = flow.events
     assert flow.maker(bn.inputs[0]) is conv
     assert flow.maker(conv.inputs[0]) is None
     assert flow.readers(conv.outputs[0]) == [bn]
-    assert flow.readers(bn.outputs[0]) == [detach, relu, mean]
+    assert flow.readers(bn.outputs[0]) == [*detached, relu, mean]
+    assert {str(event) for event in detached} == {"detach"}
     assert [memory_of(tensor) for tensor in relu.written] == [memory_of(bn.outputs[0])]
     assert flow.kept[memory_of(bn.outputs[0])] == ""
     assert flow.given_by[memory_of(conv.outputs[0])] == {"conv"}
