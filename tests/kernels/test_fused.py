@@ -358,6 +358,21 @@ def test_moments_alone(over, dtype):
         assert torch.equal(torch.as_tensor(found.count), torch.as_tensor(expected.count))
 
 
+@pytest.mark.parametrize("mask", [None, torch.ones(0, 1, 5, dtype=torch.bool)], ids=["all", "mask"])
+def test_moments_of_nothing_are_unknown(mask):
+    """A rank without examples has some, and no warning comes with them."""
+    found = {}
+    for name in ("torch", "reference"):
+        with select.backend(name):
+            found[name] = select.moments(torch.randn(0, 6, 5), (0, 2), mask)
+    assert found["torch"].mean.isnan().all()
+    assert found["torch"].var.isnan().all()
+    if mask is None:
+        assert found["torch"].count == found["reference"].count == 0
+    else:
+        assert torch.equal(found["torch"].count, found["reference"].count)
+
+
 def test_moments_have_a_gradient():
     x = torch.randn(8, 6, 5, 7, dtype=torch.float64, requires_grad=True)
     with select.backend("torch"):
@@ -506,3 +521,22 @@ def test_what_others_hold_is_not_written_to(activation):
             layer.train(training)(x, residual=residual)
         assert torch.equal(x, before[0])
         assert torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize("which", ["batch", "groups", "last"])
+def test_compiled_code_holds_torchs_operator_if_it_is_asked_for(which):
+    layer, x = LAYERS[which][0](activation="relu"), torch.randn(shape_of(which))
+    seen = []
+
+    def backend(module, _):
+        seen.extend(str(node.target) for node in module.graph.nodes)
+        return module
+
+    twin = copy.deepcopy(layer)
+    with select.backend("torch"):
+        y = torch.compile(layer, fullgraph=True, backend=backend)(x)
+        torch.testing.assert_close(y, twin(x))
+    assert any(f"{word}_norm" in target for target in seen for word in ("batch", "group", "layer"))
+    for name, stored in twin.named_buffers():
+        torch.testing.assert_close(layer.get_buffer(name), stored)
+    torch.compiler.reset()

@@ -226,8 +226,7 @@ def _batch_norm(
         flat = x.flatten(1)
         residual = None if residual is None else residual.flatten(1)
         weight, bias, mean, unbiased = (t if t is None else t.reshape(-1) for t in (weight, bias, mean, unbiased))
-    has_cudnn = torch.backends.cudnn.enabled
-    z = torch.batch_norm(flat, weight, bias, mean, unbiased, True, momentum, recipe.eps, has_cudnn)
+    z = torch.batch_norm(flat, weight, bias, mean, unbiased, True, momentum, recipe.eps, torch.backends.cudnn.enabled)
     y = finish(z, residual, recipe.activation)
     return y if flat is x else y.view(x.shape)
 
@@ -262,8 +261,7 @@ def _instance_norm(
     weight, bias = (t if t is None else t.repeat(examples) for t in _beside(weight, bias, own))
     mean, unbiased = (x.new_zeros(examples * channels, dtype=own) for _ in range(2))
     flat = x.reshape(1, examples * channels, n)
-    has_cudnn = torch.backends.cudnn.enabled
-    z = torch.batch_norm(flat, weight, bias, mean, unbiased, True, 1.0, recipe.eps, has_cudnn)
+    z = torch.batch_norm(flat, weight, bias, mean, unbiased, True, 1.0, recipe.eps, torch.backends.cudnn.enabled)
     beside = None if residual is None else residual.reshape(flat.shape)
     y = finish(z, beside, recipe.activation).view(x.shape)
     return y, _biased(x, mean.view(examples, channels), unbiased.view(examples, channels), n)
@@ -371,114 +369,6 @@ def finish(z: Tensor, residual: Tensor | None, activation: str | None) -> Tensor
     if is_owned and activation == "silu" and not z.requires_grad:
         return F.silu(z, inplace=True)
     return ACTIVATIONS[activation].function(z)
-
-
-# ---- a layer's call without options, straight to the operator: None leaves it, and any error in it, to the general way
-
-
-def batch_norm_step_(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    momentum: float,
-    ranks: Sequence[int],
-    eps: float,
-    activation: str | None,
-) -> Tensor | None:
-    """A batch norm's step of training."""
-    shape = x.shape
-    channels = shape[1] if len(shape) in ranks else 0
-    # More than one value per channel; float32 statistics; and no bias alone, for the sake of second derivatives.
-    if x.numel() <= channels or mean.dtype is not torch.float32 or (weight is None and bias is not None):
-        return None
-    if channels == 0 or mean.shape != (channels,):
-        return None
-    try:
-        z = torch.batch_norm(x, weight, bias, mean, var, True, momentum, eps, True)
-    except RuntimeError:
-        return None
-    count.add_(1)
-    return z if activation is None else finish(z, None, activation)
-
-
-def batch_norm_evaluated(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    ranks: Sequence[int],
-    eps: float,
-    activation: str | None,
-) -> Tensor | None:
-    """A batch norm's evaluation, without a gradient or with one."""
-    if x.dim() not in ranks or mean.dtype is not torch.float32 or x.shape[1:2] != mean.shape:
-        return None
-    if (weight is None and bias is not None) or mean.requires_grad or var.requires_grad:
-        return None
-    try:
-        z = torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, True)
-    except RuntimeError:
-        return None
-    return z if activation is None else finish(z, None, activation)
-
-
-def group_norm_call(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    groups: int,
-    channels: int,
-    eps: float,
-    activation: str | None,
-) -> Tensor | None:
-    """A group norm's call, or an instance norm's, whose groups are single channels."""
-    shape = x.shape
-    if len(shape) < 2 or shape[1] != channels or x.numel() <= shape[0] * groups or not _is_direct(x, weight, bias):
-        return None
-    try:
-        if groups == channels:
-            z = torch.instance_norm(x, weight, bias, None, None, True, 0.0, eps, True)
-        else:
-            z = torch.group_norm(x, groups, weight, bias, eps, True)
-    except RuntimeError:
-        return None
-    return z if activation is None else finish(z, None, activation)
-
-
-def last_norm_call(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    normalized: tuple[int, ...],
-    eps: float,
-    activation: str | None,
-    centred: bool,
-) -> Tensor | None:
-    """A norm over the last dimensions."""
-    if x.shape[-len(normalized) :] != normalized or not _is_direct(x, weight, bias):
-        return None
-    try:
-        z = (
-            torch.layer_norm(x, normalized, weight, bias, eps, True)
-            if centred
-            else torch.rms_norm(x, normalized, weight, eps)
-        )
-    except RuntimeError:
-        return None
-    return z if activation is None else finish(z, None, activation)
-
-
-def _is_direct(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether the operators within an example take tensors as they are: of one type, no bias alone, no autocast."""
-    dtype = x.dtype
-    if (weight is None and bias is not None) or not (weight is None or weight.dtype is dtype):
-        return False
-    is_plain = dtype is torch.float32 or (dtype is not torch.float64 and not x.is_cpu)
-    return is_plain and not torch._C._is_any_autocast_enabled()
 
 
 # ---- in place

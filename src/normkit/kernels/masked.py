@@ -49,6 +49,10 @@ def gather(x: Tensor, over: tuple[int, ...], mask: Tensor) -> Statistics:
 
 def statistics(x: Tensor, over: tuple[int, ...], mask: Tensor) -> Moments:
     """Return the moments of the positions where the mask is true, without the dimensions `over`."""
+    if prod(x.shape[d] for d in over) == 0:
+        kept = [n for d, n in enumerate(x.shape) if d not in over]
+        unknown = x.new_full(kept, torch.nan, dtype=statistics_dtype(x))
+        return Moments(unknown, unknown, torch.zeros_like(unknown, dtype=torch.int64))
     found = gather(x, over, mask)
     mean = found.mean
     return Moments(mean.squeeze(over), found.var.squeeze(over), found.count.expand(mean.shape).squeeze(over))

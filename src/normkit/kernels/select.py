@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from normkit.errors import ArgumentError, BackendError
-from normkit.kernels import autograd, core, fused, native, plans, reference
+from normkit.kernels import autograd, core, fused, native, plans, reference, straight
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
@@ -231,8 +231,8 @@ def layer_call(
 
 
 _STRAIGHT: dict[Callable[..., Plan | None], Callable[..., Tensor | None]] = {
-    plans.of_groups: fused.group_norm_call,
-    plans.of_last: fused.last_norm_call,
+    plans.of_groups: straight.group_norm_call,
+    plans.of_last: straight.last_norm_call,
 }
 
 
@@ -254,7 +254,7 @@ def batch_norm_step_(
             is_recomputing()
         ):  # the same operator on the same tensors, as autograd then demands; but the batch counts once
             mean, var, count = mean.clone(), var.clone(), count.clone()
-        return fused.batch_norm_step_(x, weight, bias, mean, var, count, momentum, *terms)
+        return straight.batch_norm_step_(x, weight, bias, mean, var, count, momentum, *terms)
     plan = None if is_recomputing() else _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)
     update = None if plan is None else native.update_of(mean, var, count, momentum)
     if plan is None or update is None:
@@ -271,7 +271,7 @@ def batch_norm_evaluated(
     if _goes_straight(x):
         if not is_ordinary():  # the operator drops the gradient of statistics
             return None
-        return fused.batch_norm_evaluated(x, weight, bias, mean, var, *terms)
+        return straight.batch_norm_evaluated(x, weight, bias, mean, var, *terms)
     if torch.is_grad_enabled() or not native.is_plain_memory(mean, var):
         return None
     plan = _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)

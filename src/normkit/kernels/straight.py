@@ -1,0 +1,120 @@
+"""A layer's call without options, straight to torch's operator: with a small tensor, Python takes most of the time.
+
+None leaves a call, and any error in it, to the general way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from normkit.kernels.fused import finish
+
+_has_cudnn: Callable[[], bool] = torch._C._get_cudnn_enabled  # torch.backends.cudnn.enabled, without its Python
+
+
+def batch_norm_step_(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    momentum: float,
+    ranks: Sequence[int],
+    eps: float,
+    activation: str | None,
+) -> Tensor | None:
+    """A batch norm's step of training."""
+    shape = x.shape
+    channels = shape[1] if len(shape) in ranks else 0
+    # More than one value per channel; float32 statistics; and no bias alone, for the sake of second derivatives.
+    if x.numel() <= channels or mean.dtype is not torch.float32 or (weight is None and bias is not None):
+        return None
+    if channels == 0 or mean.shape != (channels,):
+        return None
+    try:
+        z = torch.batch_norm(x, weight, bias, mean, var, True, momentum, eps, _has_cudnn())
+    except RuntimeError:
+        return None
+    count.add_(1)
+    return z if activation is None else finish(z, None, activation)
+
+
+def batch_norm_evaluated(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    ranks: Sequence[int],
+    eps: float,
+    activation: str | None,
+) -> Tensor | None:
+    """A batch norm's evaluation, without a gradient or with one."""
+    if x.dim() not in ranks or mean.dtype is not torch.float32 or x.shape[1:2] != mean.shape:
+        return None
+    if (weight is None and bias is not None) or mean.requires_grad or var.requires_grad:
+        return None
+    try:
+        z = torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, _has_cudnn())
+    except RuntimeError:
+        return None
+    return z if activation is None else finish(z, None, activation)
+
+
+def group_norm_call(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    groups: int,
+    channels: int,
+    eps: float,
+    activation: str | None,
+) -> Tensor | None:
+    """A group norm's call, or an instance norm's, whose groups are single channels."""
+    shape = x.shape
+    if len(shape) < 2 or shape[1] != channels or x.numel() <= shape[0] * groups or not _is_direct(x, weight, bias):
+        return None
+    try:
+        if groups == channels:
+            z = torch.instance_norm(x, weight, bias, None, None, True, 0.0, eps, _has_cudnn())
+        else:
+            z = torch.group_norm(x, groups, weight, bias, eps, _has_cudnn())
+    except RuntimeError:
+        return None
+    return z if activation is None else finish(z, None, activation)
+
+
+def last_norm_call(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    normalized: tuple[int, ...],
+    eps: float,
+    activation: str | None,
+    centred: bool,
+) -> Tensor | None:
+    """A norm over the last dimensions."""
+    if x.shape[-len(normalized) :] != normalized or not _is_direct(x, weight, bias):
+        return None
+    try:
+        z = (
+            torch.layer_norm(x, normalized, weight, bias, eps, _has_cudnn())
+            if centred
+            else torch.rms_norm(x, normalized, weight, eps)
+        )
+    except RuntimeError:
+        return None
+    return z if activation is None else finish(z, None, activation)
+
+
+def _is_direct(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether the operators within an example take tensors as they are: of one type, no bias alone, no autocast."""
+    dtype = x.dtype
+    if (weight is None and bias is not None) or not (weight is None or weight.dtype is dtype):
+        return False
+    is_plain = dtype is torch.float32 or (dtype is not torch.float64 and not x.is_cpu)
+    return is_plain and not torch._C._is_any_autocast_enabled()
