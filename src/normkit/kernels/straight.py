@@ -97,8 +97,8 @@ def last_norm_call(
     activation: str | None,
     centred: bool,
 ) -> Tensor | None:
-    """A norm over the last dimensions."""
-    if x.shape[-len(normalized) :] != normalized or not _is_direct(x, weight, bias):
+    """A norm over the last dimensions, whose sizes the operator checks itself."""
+    if not _is_direct(x, weight, bias):
         return None
     try:
         z = (
@@ -114,7 +114,8 @@ def last_norm_call(
 def _is_direct(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     """Whether the operators within an example take tensors as they are: of one type, no bias alone, no autocast."""
     dtype = x.dtype
-    if (weight is None and bias is not None) or not (weight is None or weight.dtype is dtype):
+    if dtype is not torch.float32 and (x.is_cpu or dtype is torch.float64):
         return False
-    is_plain = dtype is torch.float32 or (dtype is not torch.float64 and not x.is_cpu)
-    return is_plain and not torch._C._is_any_autocast_enabled()
+    if weight is None:
+        return bias is None and not torch._C._is_any_autocast_enabled()
+    return weight.dtype is dtype and not torch._C._is_any_autocast_enabled()
