@@ -1,75 +1,96 @@
 // The innermost loops: runs of one channel after another, rows of many channels, a line with a weight for each value.
 // Everything around them is the same for every activation; they are chosen once per call, from a table.
 //
-// Sums are in double, whatever is summed. Values are applied in double, too, but for runs and rows of half precision:
-// see half_lanes.h.
+// Values are worked on in the lanes of their type (see lanes.h). Sums in float lanes are added to one in double after
+// kFlush additions at the most, long before they lose digits.
 #pragma once
 
-#include "half_lanes.h"
+#include "functions.h"
 
 namespace normkit {
 namespace NK_NAMESPACE {
 
+constexpr int64_t kFlush = 64;
+
 template <class P> P* from(P* memory, int64_t i) { return memory ? memory + i : nullptr; }
 
-// What a channel's values are multiplied by and what is added, for S = double or float, or of several channels:
-//   c  = x - mean; in float, whose range is small, times `unit`
-//   y  = activation(c * gain + bias)
-//   dx = g * scale + c * slope + level,  where g is the gradient of what enters the activation
-template <class S> struct Coefficients { S mean, unit, gain, bias, scale, slope, level; };
+// What a channel's values are multiplied by and what is added, as S or for several channels as a vector; d = x - mean:
+//   xhat = d * unit + offset
+//   y    = activation(d * scale + bias), with the threshold's floor
+//   dx   = g * scale + d * unit * slope + level, where g is the gradient of what enters the activation; a product of unit
+//          and slope may leave the range of a float
+template <class S> struct Coefficients { S mean, unit, offset, scale, bias, slope, level, floor; };
 
-inline Coefficients<double> in(const Coefficients<double>& k, double) { return k; }
-// In float, what the mean loses goes to what is added.
-inline Coefficients<float> in(const Coefficients<double>& k, float) {
-  const float mean = float(k.mean);
-  const double rest = std::isfinite(mean) ? k.mean - mean : 0, unit = k.unit == 0 ? 1 : k.unit;
-  return {mean, float(unit), float(k.gain / unit), float(k.bias - rest * k.gain),
-          float(k.scale), float(k.slope / unit), float(k.level - rest * k.slope)};
+// In S, with what the mean loses to it added elsewhere.
+template <class S> Coefficients<S> in(const Coefficients<double>& k) {
+  const S mean = S(k.mean);
+  const double rest = std::isfinite(mean) ? k.mean - double(mean) : 0, offset = -rest * k.unit;
+  return {mean, S(k.unit), S(k.offset + offset), S(k.scale), S(k.bias - rest * k.scale),
+          S(k.slope), S(k.level + offset * k.slope), S(k.floor)};
 }
 
 // The same of every column, as arrays that vectors are loaded from.
 template <class S> struct ColumnCoefficients {
-  const S *mean, *unit, *gain, *bias, *scale, *slope, *level;
+  const S *mean, *unit, *offset, *scale, *bias, *slope, *level, *floor;
   ColumnCoefficients at(int64_t i) const {
-    return {mean + i, unit + i, gain + i, bias + i, scale + i, slope + i, level + i};
+    return {mean + i, unit + i, offset + i, scale + i, bias + i, slope + i, level + i, floor + i};
   }
 };
 
 // Of a line, which has one mean and deviation for all of its values, and a weight and a bias for each.
-struct LineCoefficients { double mean = 0, inverse_std = 0, slope = 0, level = 0; };
-struct LineParameters {  // null: ones and zeros
-  const float *weight, *bias;
+template <class S> struct LineCoefficients { S mean = 0, unit = 0, offset = 0, slope = 0, level = 0; };
+template <class P> struct LineParameters {  // null: ones and zeros
+  const P *weight, *bias;
   LineParameters at(int64_t i) const { return {from(weight, i), from(bias, i)}; }
 };
 
-struct Sums { double first = 0, second = 0; };
-
-// Two sums in the making: vectors that are added up once, at the end.
-struct Pending {
-  Lanes first = Lanes::all(0), second = Lanes::all(0);
-  Sums total() const { return {first.sum(), second.sum()}; }
+struct Sums {
+  double first = 0, second = 0;
+  void add(const Sums& other) { first += other.first; second += other.second; }
 };
 
-// Memory of a backward: the gradient, the input (or, inverted, the output) and, with a residual, the output.
+// Two sums in the making: vectors that are added up now and then.
+template <class V> struct Pending {
+  V first = V::all(0), second = V::all(0);
+  Sums flushed;
+  void flush() {
+    flushed.add({first.sum(), second.sum()});
+    first = second = V::all(0);
+  }
+  Sums total() {
+    flush();
+    return flushed;
+  }
+};
+
+// How many runs of n values may be added to a Pending before it must be flushed; what is longer than kLongRun vectors is
+// flushed on the way.
+constexpr int64_t kLongRun = 16;
+template <class V> int64_t runs_before_flush(int64_t n) {
+  return std::max<int64_t>(1, kFlush / std::min<int64_t>(kLongRun, (n + V::width - 1) / V::width));
+}
+
+// Memory of a backward: the gradient, the input (or, inverted, the output) and, with a residual, what its sum with the
+// normalized value can be told from: the output, if the activation keeps its sign, else the residual.
 template <class T> struct Backward {
-  const T *dy, *x, *y;
-  Backward at(int64_t i) const { return {dy + i, x + i, from(y, i)}; }
+  const T *dy, *x, *beside;
+  Backward at(int64_t i) const { return {dy + i, x + i, from(beside, i)}; }
 };
 
 // Tables of pointers are passed by value: the compiler must not think that a store could have changed them.
 
-template <class V, class S> Coefficients<V> spread(const Coefficients<S>& k) {
-  return {V::all(k.mean), V::all(k.unit), V::all(k.gain), V::all(k.bias), V::all(k.scale), V::all(k.slope),
-          V::all(k.level)};
+template <class V> Coefficients<V> spread(const Coefficients<typename V::Scalar>& k) {
+  return {V::all(k.mean), V::all(k.unit), V::all(k.offset), V::all(k.scale),
+          V::all(k.bias), V::all(k.slope), V::all(k.level), V::all(k.floor)};
 }
 template <class V> Coefficients<V> join(Part part, const Coefficients<V>& a, const Coefficients<V>& b) {
-  return {join(part, a.mean, b.mean),   join(part, a.unit, b.unit),   join(part, a.gain, b.gain),
-          join(part, a.bias, b.bias),   join(part, a.scale, b.scale), join(part, a.slope, b.slope),
-          join(part, a.level, b.level)};
+  return {join(part, a.mean, b.mean), join(part, a.unit, b.unit),   join(part, a.offset, b.offset),
+          join(part, a.scale, b.scale), join(part, a.bias, b.bias), join(part, a.slope, b.slope),
+          join(part, a.level, b.level), join(part, a.floor, b.floor)};
 }
 template <class V, class S, class How> Coefficients<V> load(const ColumnCoefficients<S>& k, int64_t i, How how) {
-  return {V::load(k.mean + i, how), V::load(k.unit + i, how), V::load(k.gain + i, how), V::load(k.bias + i, how),
-          V::load(k.scale + i, how), V::load(k.slope + i, how), V::load(k.level + i, how)};
+  return {V::load(k.mean + i, how), V::load(k.unit + i, how),  V::load(k.offset + i, how), V::load(k.scale + i, how),
+          V::load(k.bias + i, how), V::load(k.slope + i, how), V::load(k.level + i, how),  V::load(k.floor + i, how)};
 }
 // K rows or lines are read together, and those after them next, if they are not too long to be waited for.
 template <int K, class T> int64_t ahead_of(int64_t stride) {
@@ -80,50 +101,64 @@ template <int K, class T> int64_t ahead_of(int64_t stride) {
 
 // ---- sums of values ------------------------------------------------------------------------------------------------
 
-// Runs of n values, one after another, about a shift of their own.
-template <class T>
-NK_FLAT void sum_runs(const T* x, int64_t runs, int64_t n, const double* shifts, Pending* sums) {
-  using V = Lanes;
+// Runs of n values, one after another, about a shift of their own. M: only where the mask, the same for every run, is
+// set; `odd` then becomes NaN if a value elsewhere is not finite.
+template <bool M, class T, class V>
+NK_FLAT void sum_runs(const T* x, const uint8_t* mask, int64_t runs, int64_t n, const typename V::Scalar* shifts,
+                      Pending<V>* sums, V* odd) {
   constexpr int64_t w = V::width;
+  V out = V::all(0);
   for (int64_t run = 0; run < runs; ++run, x += n) {
     const V about = V::all(shifts[run]);
-    V a0 = sums[run].first, b0 = sums[run].second;
-    const auto add = [&](V v, V& a, V& b) {
-      v = v - about;
+    const auto add = [&](int64_t i, auto how, V& a, V& b) {
+      V v = V::load(x + i, how, about);
+      if constexpr (M) {
+        const auto counted = V::counted(mask + i, how);
+        out = out + where(counted, V::all(0), v - v);
+        v = where(counted, v - about, V::all(0));
+      } else {
+        v = v - about;
+      }
       a = a + v; b = fma(v, v, b);
     };
     int64_t i = 0;
-    if (n >= 16 * w) {  // several accumulators: an addition takes longer than the next one waits
-      V a1 = V::all(0), b1 = a1, a2 = a1, b2 = a1, a3 = a1, b3 = a1;
-      for (; i + 4 * w <= n; i += 4 * w) {
-        for (int64_t j = 0; j < 4 * w; j += 16) ask_ahead(x + i + j);
-        add(V::load(x + i), a0, b0);
-        add(V::load(x + i + w), a1, b1);
-        add(V::load(x + i + 2 * w), a2, b2);
-        add(V::load(x + i + 3 * w), a3, b3);
+    if (n >= kLongRun * w) {
+      while (i + 4 * w <= n) {  // several accumulators: an addition takes longer than the next one waits
+        V a0 = V::all(0), b0 = a0, a1 = a0, b1 = a0, a2 = a0, b2 = a0, a3 = a0, b3 = a0;
+        const int64_t end = std::min(n - 4 * w, i + 4 * w * (kFlush - 1));
+        for (; i <= end; i += 4 * w) {
+          for (int64_t j = 0; j < 4 * w; j += 64 / int64_t(sizeof(T))) ask_ahead(x + i + j);
+          add(i, Whole{}, a0, b0);
+          add(i + w, Whole{}, a1, b1);
+          add(i + 2 * w, Whole{}, a2, b2);
+          add(i + 3 * w, Whole{}, a3, b3);
+        }
+        sums[run].flushed.add({((a0 + a1) + (a2 + a3)).sum(), ((b0 + b1) + (b2 + b3)).sum()});
       }
-      a0 = (a0 + a1) + (a2 + a3);
-      b0 = (b0 + b1) + (b2 + b3);
     }
+    V a = sums[run].first, b = sums[run].second;
     across<V>(n - i, [&](int64_t j, auto how) {
       ask_ahead(x + i + j);
-      add(V::load(x + i + j, how, about), a0, b0);
+      add(i + j, how, a, b);
     });
-    sums[run].first = a0;
-    sums[run].second = b0;
+    sums[run].first = a;
+    sums[run].second = b;
   }
+  if constexpr (M) *odd = *odd + out;
 }
 
-template <int K, class T>
-NK_FLAT void sum_columns(const T* x, int64_t stride, int64_t n, const double* shift, double* first,
-                         double* second) {
-  const int64_t ahead = ahead_of<K, T>(stride);
-  across<Lanes>(n, [&](int64_t j, auto how) {
-    const Lanes about = Lanes::load(shift + j, how);
-    Lanes a = Lanes::load(first + j, how), b = Lanes::load(second + j, how);
+// K rows, wherever they are.
+template <int K, class T, class S>
+NK_FLAT void sum_columns(const T* const* rows, int64_t n, const S* shift, S* first, S* second, int64_t ahead) {
+  using V = typename Working<T>::V;
+  const T* x[K];
+  for (int row = 0; row < K; ++row) x[row] = rows[row];
+  across<V>(n, [&](int64_t j, auto how) {
+    const V about = V::load(shift + j, how);
+    V a = V::load(first + j, how), b = V::load(second + j, how);
     for (int row = 0; row < K; ++row) {
-      ask_ahead(x + row * stride + j, ahead);
-      const Lanes v = Lanes::load(x + row * stride + j, how, about) - about;
+      ask_ahead(x[row] + j, ahead);
+      const V v = V::load(x[row] + j, how, about) - about;
       a = a + v; b = fma(v, v, b);
     }
     a.store(first + j, how);
@@ -133,55 +168,79 @@ NK_FLAT void sum_columns(const T* x, int64_t stride, int64_t n, const double* sh
 
 // ---- what depends on the activation --------------------------------------------------------------------------------
 
+// What the loops are compiled for. The smooth ones are told apart inside: a branch is nothing beside an exponential.
+enum class Form { none, relu, leaky_relu, threshold, smooth };
+
 constexpr int kTogether = 4;  // rows of a block: what a column needs is loaded once for all of them
 
 // R: a residual is added before the activation. I: x is the output, and everything before it is worked out from that.
-template <class V, Activation A, bool R, bool I> struct Formula {
-  static V centre(V v, const Coefficients<V>& k) {
-    if constexpr (std::is_same_v<typename V::Scalar, float>) return (v - k.mean) * k.unit;
-    return v - k.mean;
-  }
+template <class V, Form A, bool R, bool I> struct Formula {
+  static constexpr bool keeps_sign = A == Form::relu || A == Form::leaky_relu;
 
-  template <class T, class How> static V forward(const T* x, const T* residual, const Coefficients<V>& k, How how) {
-    V z = fma(centre(V::load(x, how), k), k.gain, k.bias);
+  template <class T, class How>
+  static V forward(const T* x, const T* residual, const Coefficients<V>& k, How how, Activation kind) {
+    V z = fma(V::load(x, how) - k.mean, k.scale, k.bias);
     if constexpr (R) z = z + V::load(residual, how);
-    if constexpr (A == Activation::relu) return positive_part(z);
-    if constexpr (A == Activation::leaky_relu) return where(not_positive(z), z * V::all(kLeakySlope), z);
+    if constexpr (A == Form::relu) z = larger(V::all(0), z);
+    if constexpr (A == Form::leaky_relu) z = where(at_most(z, V::all(0)), z * V::all(kLeakySlope), z);
+    if constexpr (A == Form::threshold) z = larger(k.floor, z);
+    if constexpr (A == Form::smooth) z = smooth(kind, z);
     return z;
   }
 
-  struct Gradient { V centred, g; };  // x about its mean; the gradient of what enters the activation
-  template <class T, class How> static Gradient gradient(const Backward<T>& m, const Coefficients<V>& k, How how) {
+  struct Gradient { V d, g; };  // x about its mean; the gradient of what enters the activation
+  template <class T, class How>
+  static Gradient gradient(const Backward<T>& m, const Coefficients<V>& k, How how, Activation kind) {
     V v = V::load(m.x, how);
-    if constexpr (A == Activation::none) return {centre(v, k), V::load(m.dy, how)};
-    typename V::Mask closed;
+    if constexpr (A == Form::none) return {v - k.mean, V::load(m.dy, how)};
     if constexpr (I) {
-      closed = not_positive(v);
-      v = centre(where(closed, v * V::all(1.0 / kLeakySlope), v), k);
-    } else {
-      v = centre(v, k);
-      if constexpr (R) closed = not_positive(V::load(m.y, how));  // the output's sign is the sum's
-      else closed = not_positive(fma(v, k.gain, k.bias));
+      const auto closed = at_most(v, V::all(0));
+      const V g = V::load(m.dy, how);
+      v = where(closed, v * V::all(1.0 / kLeakySlope), v);
+      return {v - k.mean, where(closed, g * V::all(kLeakySlope), g)};
     }
-    if constexpr (A == Activation::relu) return {v, V::load_unless(closed, m.dy, how)};
+    v = v - k.mean;
+    V z;
+    if constexpr (R && keeps_sign) {
+      z = V::load(m.beside, how);
+    } else {
+      z = fma(v, k.scale, k.bias);
+      if constexpr (R) z = z + V::load(m.beside, how);
+    }
+    if constexpr (A == Form::relu) return {v, V::load_unless(at_most(z, V::all(0)), m.dy, how)};
     const V g = V::load(m.dy, how);
-    return {v, where(closed, g * V::all(kLeakySlope), g)};
+    if constexpr (A == Form::leaky_relu) return {v, where(at_most(z, V::all(0)), g * V::all(kLeakySlope), g)};
+    if constexpr (A == Form::threshold) {  // where both are the same, they share the gradient
+      const V shared = where(at_most(k.floor, z), g * V::all(0.5), V::all(0));
+      return {v, where(at_most(z, k.floor), shared, g)};
+    }
+    if constexpr (A == Form::smooth) return {v, g * smooth_slope(kind, z)};
+    return {v, g};
   }
+
+  static V xhat(V d, const Coefficients<V>& k) { return fma(d, k.unit, k.offset); }
 
   // Without a gradient through the statistics nothing of x is left in it: zero times a NaN would still be one.
   static V dx(const Gradient& e, const Coefficients<V>& k, bool through) {
-    return through ? fma(e.g, k.scale, fma(e.centred, k.slope, k.level)) : e.g * k.scale;
+    return through ? fma(e.g, k.scale, fma(e.d * k.unit, k.slope, k.level)) : e.g * k.scale;
+  }
+  static V masked_dx(const Gradient& e, const Coefficients<V>& k, typename V::Mask through) {
+    return fma(e.g, k.scale, where(through, fma(e.d * k.unit, k.slope, k.level), V::all(0)));
   }
 };
 
-// Runs and rows, written as they are read.
-template <class T, Activation A, bool R, bool I> struct Apply {
-  using V = typename Applied<T>::V;
+template <class T, Form A, bool R, bool I> struct Loops {
+  using V = typename Working<T>::V;
   using S = typename V::Scalar;
+  using P = typename Working<T>::Parameter;
   using F = Formula<V, A, R, I>;
+  using Gradient = typename F::Gradient;
+
+  // ---- runs
 
   // Runs of n values, one after another, with coefficients of their own: body(first, how, stream, coefficients). A
-  // vector that begins in one run ends in the next, so that `out` is written in whole vectors; a run is at least one.
+  // vector that begins in one run ends in the next, so that `out` is written in whole vectors; several runs are at
+  // least a vector each.
   template <class Body>
   static void across_runs(const T* out, int64_t runs, int64_t n, const Coefficients<S>* k, bool stream, Body body) {
     constexpr int64_t w = V::width;
@@ -205,89 +264,81 @@ template <class T, Activation A, bool R, bool I> struct Apply {
   }
 
   NK_FLAT static void forward_runs(const T* x, const T* r, T* y, int64_t runs, int64_t n, const Coefficients<S>* k,
-                                   bool stream) {
+                                   Activation kind, bool stream) {
     across_runs(y, runs, n, k, stream, [&](int64_t i, auto how, bool streamed, const Coefficients<V>& c) {
       ask_ahead(x + i);
-      put(F::forward(x + i, r + (R ? i : 0), c, how), y + i, how, streamed);
+      put(F::forward(x + i, r + (R ? i : 0), c, how, kind), y + i, how, streamed);
     });
   }
 
+  NK_FLAT static void sum_runs(Backward<T> m, int64_t runs, int64_t n, const Coefficients<S>* k, Activation kind,
+                               Pending<V>* sums) {
+    constexpr int64_t w = V::width;
+    for (int64_t run = 0; run < runs; ++run, m = m.at(n)) {
+      const auto c = spread<V>(k[run]);
+      const auto add = [&](int64_t i, auto how, V& a, V& b) {
+        const Gradient e = F::gradient(m.at(i), c, how, kind);
+        a = a + e.g; b = fma(e.g, F::xhat(e.d, c), b);
+      };
+      int64_t i = 0;
+      if (n >= kLongRun * w) {
+        while (i + 2 * w <= n) {
+          V a0 = V::all(0), b0 = a0, a1 = a0, b1 = a0;
+          const int64_t end = std::min(n - 2 * w, i + 2 * w * (kFlush - 1));
+          for (; i <= end; i += 2 * w) {
+            ask_ahead(m.dy + i);
+            ask_ahead(m.x + i);
+            add(i, Whole{}, a0, b0);
+            add(i + w, Whole{}, a1, b1);
+          }
+          sums[run].flushed.add({(a0 + a1).sum(), (b0 + b1).sum()});
+        }
+      }
+      V a = sums[run].first, b = sums[run].second;
+      across<V>(n - i, [&](int64_t j, auto how) {
+        ask_ahead(m.dy + i + j);
+        ask_ahead(m.x + i + j);
+        add(i + j, how, a, b);
+      });
+      sums[run].first = a;
+      sums[run].second = b;
+    }
+  }
+
   NK_FLAT static void backward_runs(Backward<T> m, T* to, T* dr, int64_t runs, int64_t n, const Coefficients<S>* k,
-                                    bool through, bool stream) {
+                                    Activation kind, bool through, bool stream) {
     across_runs(to, runs, n, k, stream, [&](int64_t i, auto how, bool streamed, const Coefficients<V>& c) {
-      const auto e = F::gradient(m.at(i), c, how);
+      const auto e = F::gradient(m.at(i), c, how, kind);
       put(F::dx(e, c, through), to + i, how, streamed);
       if (R && dr) e.g.store(dr + i, how);
     });
   }
 
-  // Rows of n columns; `ahead` bytes from a value lies what is read next.
+  // Of one run, whose statistics only some of the values enter.
+  NK_FLAT static void backward_masked_run(Backward<T> m, const uint8_t* mask, T* to, T* dr, int64_t n,
+                                          const Coefficients<S>& k, Activation kind, bool stream) {
+    across_runs(to, 1, n, &k, stream, [&](int64_t i, auto how, bool streamed, const Coefficients<V>& c) {
+      const auto e = F::gradient(m.at(i), c, how, kind);
+      put(F::masked_dx(e, c, V::counted(mask + i, how)), to + i, how, streamed);
+      if (R && dr) e.g.store(dr + i, how);
+    });
+  }
+
+  // ---- rows of n columns; `ahead` bytes from a value lies what is read next
+
   NK_FLAT static void forward_rows(const T* x, const T* r, T* y, int64_t rows, int64_t stride, int64_t n,
-                                   ColumnCoefficients<S> k, int64_t ahead, bool stream) {
+                                   ColumnCoefficients<S> k, Activation kind, int64_t ahead, bool stream) {
     for (int64_t row = 0; row < rows; ++row, x += stride, r += R ? stride : 0, y += stride) {
       across<V>(n, [&](int64_t j, auto how) {
         ask_ahead(x + j, ahead);
-        put(F::forward(x + j, r + (R ? j : 0), load<V>(k, j, how), how), y + j, how, stream);
+        put(F::forward(x + j, r + (R ? j : 0), load<V>(k, j, how), how, kind), y + j, how, stream);
       });
-    }
-  }
-
-  NK_FLAT static void backward_rows(Backward<T> m, T* to, T* dr, int64_t rows, int64_t stride, int64_t n,
-                                    ColumnCoefficients<S> k, bool through, int64_t ahead, bool stream) {
-    for (int64_t row = 0; row < rows; ++row, m = m.at(stride), to += stride, dr = from(dr, stride)) {
-      across<V>(n, [&](int64_t j, auto how) {
-        ask_ahead(m.dy + j, ahead);
-        ask_ahead(m.x + j, ahead);
-        const auto c = load<V>(k, j, how);
-        const auto e = F::gradient(m.at(j), c, how);
-        put(F::dx(e, c, through), to + j, how, stream);
-        if (R && dr) e.g.store(dr + j, how);
-      });
-    }
-  }
-};
-
-// Sums of gradients, and of their products with the centred value; and lines.
-template <class T, Activation A, bool R, bool I> struct Wide {
-  using V = Lanes;
-  using F = Formula<V, A, R, I>;
-  using Gradient = typename F::Gradient;
-
-  NK_FLAT static void sum_runs(Backward<T> m, int64_t runs, int64_t n, const Coefficients<double>* k,
-                               Pending* sums) {
-    constexpr int64_t w = V::width;
-    for (int64_t run = 0; run < runs; ++run, m = m.at(n)) {
-      const auto c = spread<V>(k[run]);
-      V a0 = sums[run].first, b0 = sums[run].second;
-      const auto add = [&](int64_t i, auto how, V& a, V& b) {
-        const Gradient e = F::gradient(m.at(i), c, how);
-        a = a + e.g; b = fma(e.g, e.centred, b);
-      };
-      int64_t i = 0;
-      if (n >= 16 * w) {
-        V a1 = V::all(0), b1 = a1;
-        for (; i + 2 * w <= n; i += 2 * w) {
-          ask_ahead(m.dy + i);
-          ask_ahead(m.x + i);
-          add(i, Whole{}, a0, b0);
-          add(i + w, Whole{}, a1, b1);
-        }
-        a0 = a0 + a1;
-        b0 = b0 + b1;
-      }
-      across<V>(n - i, [&](int64_t j, auto how) {
-        ask_ahead(m.dy + i + j);
-        ask_ahead(m.x + i + j);
-        add(i + j, how, a0, b0);
-      });
-      sums[run].first = a0;
-      sums[run].second = b0;
     }
   }
 
   template <int K>
-  NK_FLAT static void sum_rows(Backward<T> m, int64_t stride, int64_t n, ColumnCoefficients<double> k,
-                               double* first, double* second) {
+  NK_FLAT static void sum_rows(Backward<T> m, int64_t stride, int64_t n, ColumnCoefficients<S> k, Activation kind,
+                               S* first, S* second) {
     const int64_t ahead = ahead_of<K, T>(stride);
     across<V>(n, [&](int64_t j, auto how) {
       const auto c = load<V>(k, j, how);
@@ -295,52 +346,67 @@ template <class T, Activation A, bool R, bool I> struct Wide {
       for (int row = 0; row < K; ++row) {
         ask_ahead(m.dy + row * stride + j, ahead);
         ask_ahead(m.x + row * stride + j, ahead);
-        const Gradient e = F::gradient(m.at(row * stride + j), c, how);
-        a = a + e.g; b = fma(e.g, e.centred, b);
+        const Gradient e = F::gradient(m.at(row * stride + j), c, how, kind);
+        a = a + e.g; b = fma(e.g, F::xhat(e.d, c), b);
       }
       a.store(first + j, how);
       b.store(second + j, how);
     });
   }
 
-  // K lines of one group, each with its own statistics: what a column needs is loaded once for all of them. All are
+  NK_FLAT static void backward_rows(Backward<T> m, T* to, T* dr, int64_t rows, int64_t stride, int64_t n,
+                                    ColumnCoefficients<S> k, Activation kind, bool through, int64_t ahead, bool stream) {
+    for (int64_t row = 0; row < rows; ++row, m = m.at(stride), to += stride, dr = from(dr, stride)) {
+      across<V>(n, [&](int64_t j, auto how) {
+        ask_ahead(m.dy + j, ahead);
+        ask_ahead(m.x + j, ahead);
+        const auto c = load<V>(k, j, how);
+        const auto e = F::gradient(m.at(j), c, how, kind);
+        put(F::dx(e, c, through), to + j, how, stream);
+        if (R && dr) e.g.store(dr + j, how);
+      });
+    }
+  }
+
+  // ---- lines: K of one group, each with its own statistics. What a column needs is loaded once for all of them. All are
   // read before any is written: lines may lie a page apart, and a load then waits for a store to what seems its place.
+
   template <int K> struct LineStatistics {
-    V mean[K], unit[K], slope[K], level[K];
-    explicit LineStatistics(const LineCoefficients* k) {
+    V mean[K], unit[K], offset[K], slope[K], level[K];
+    explicit LineStatistics(const LineCoefficients<S>* k) {
       for (int line = 0; line < K; ++line) {
-        mean[line] = V::all(k[line].mean); unit[line] = V::all(k[line].inverse_std);
+        mean[line] = V::all(k[line].mean); unit[line] = V::all(k[line].unit); offset[line] = V::all(k[line].offset);
         slope[line] = V::all(k[line].slope); level[line] = V::all(k[line].level);
       }
     }
-    // The gradient is multiplied by the unit before it meets the scale: so are its products with centred values.
     Coefficients<V> of(int line, V weight, V bias) const {
-      return {mean[line], unit[line], unit[line] * weight, bias, weight, slope[line], level[line]};
+      return {mean[line], unit[line], offset[line], unit[line] * weight, fma(offset[line], weight, bias), slope[line],
+              level[line], V::all(0)};
     }
   };
-  template <class How> static V load_or(const float* values, int64_t j, How how, double other) {
+  template <class How> static V load_or(const P* values, int64_t j, How how, S other) {
     return values ? V::load(values + j, how) : V::all(other);
   }
 
   template <int K>
   NK_FLAT static void forward_lines(const T* x, const T* r, T* y, int64_t stride, int64_t n,
-                                    const LineCoefficients* k, LineParameters p, bool stream) {
+                                    const LineCoefficients<S>* k, LineParameters<P> p, Activation kind, bool stream) {
     const LineStatistics<K> statistics(k);
     across<V>(n, [&](int64_t j, auto how) {
       const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
       V out[K];
       for (int line = 0; line < K; ++line) {
         const int64_t i = line * stride + j;
-        out[line] = F::forward(x + i, r + (R ? i : 0), statistics.of(line, weight, bias), how);
+        out[line] = F::forward(x + i, r + (R ? i : 0), statistics.of(line, weight, bias), how, kind);
       }
       for (int line = 0; line < K; ++line) put(out[line], y + line * stride + j, how, stream);
     });
   }
 
-  // Sums of the gradient times the weight, and of that times the centred value.
+  // Sums of the gradient times the weight, and of that times the normalized value, of at most kFlush vectors.
   template <int K>
-  NK_FLAT static void sum_lines(Backward<T> m, int64_t stride, int64_t n, const LineCoefficients* k,
-                                LineParameters p, Pending* sums) {
+  NK_FLAT static void sum_lines(Backward<T> m, int64_t stride, int64_t n, const LineCoefficients<S>* k,
+                                LineParameters<P> p, Activation kind, Pending<V>* sums) {
     const LineStatistics<K> statistics(k);
     const int64_t ahead = ahead_of<K, T>(stride);
     V a[K], b[K];
@@ -350,9 +416,10 @@ template <class T, Activation A, bool R, bool I> struct Wide {
       for (int line = 0; line < K; ++line) {
         ask_ahead(m.dy + line * stride + j, ahead);
         ask_ahead(m.x + line * stride + j, ahead);
-        const Gradient e = F::gradient(m.at(line * stride + j), statistics.of(line, weight, bias), how);
+        const auto c = statistics.of(line, weight, bias);
+        const Gradient e = F::gradient(m.at(line * stride + j), c, how, kind);
         const V g = e.g * weight;
-        a[line] = a[line] + g; b[line] = fma(g, e.centred, b[line]);
+        a[line] = a[line] + g; b[line] = fma(g, F::xhat(e.d, c), b[line]);
       }
     });
     for (int line = 0; line < K; ++line) { sums[line].first = a[line]; sums[line].second = b[line]; }
@@ -361,8 +428,8 @@ template <class T, Activation A, bool R, bool I> struct Wide {
   // Adds to the parameters' gradients too, where they are wanted.
   template <int K>
   NK_FLAT static void backward_lines(Backward<T> m, T* to, T* dr, int64_t stride, int64_t n,
-                                     const LineCoefficients* k, LineParameters p, bool through, double* dweight,
-                                     double* dbias, bool stream) {
+                                     const LineCoefficients<S>* k, LineParameters<P> p, Activation kind, bool through,
+                                     S* dweight, S* dbias, bool stream) {
     const LineStatistics<K> statistics(k);
     across<V>(n, [&](int64_t j, auto how) {
       const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
@@ -370,11 +437,10 @@ template <class T, Activation A, bool R, bool I> struct Wide {
       V out[K], g[K];
       for (int line = 0; line < K; ++line) {
         const auto c = statistics.of(line, weight, bias);
-        const Gradient e = F::gradient(m.at(line * stride + j), c, how);
-        const V scaled = e.g * c.unit;
-        out[line] = F::dx({e.centred, scaled}, c, through);
+        const Gradient e = F::gradient(m.at(line * stride + j), c, how, kind);
+        out[line] = F::dx(e, c, through);
         g[line] = e.g;
-        sum_gx = fma(scaled, e.centred, sum_gx);
+        sum_gx = fma(e.g, F::xhat(e.d, c), sum_gx);
         sum_g = sum_g + e.g;
       }
       for (int line = 0; line < K; ++line) {
@@ -390,43 +456,41 @@ template <class T, Activation A, bool R, bool I> struct Wide {
 
 // The loops of one activation; those of rows and lines for one of them, and for several together.
 template <class T> struct Inner {
-  template <Activation A, bool R, bool I> struct Of {
-    using Apply = NK_NAMESPACE::Apply<T, A, R, I>;
-    using Wide = NK_NAMESPACE::Wide<T, A, R, I>;
-  };
-  using Any = Of<Activation::none, false, false>;
-  decltype(&Any::Apply::forward_runs) forward_runs;
-  decltype(&Any::Apply::backward_runs) backward_runs;
-  decltype(&Any::Wide::sum_runs) sum_runs;
-  decltype(&Any::Apply::forward_rows) forward_rows;
-  decltype(&Any::Apply::backward_rows) backward_rows;
-  decltype(&Any::Wide::template sum_rows<1>) sum_row, sum_rows;
+  using Any = Loops<T, Form::none, false, false>;
+  decltype(&Any::forward_runs) forward_runs;
+  decltype(&Any::sum_runs) sum_runs;
+  decltype(&Any::backward_runs) backward_runs;
+  decltype(&Any::backward_masked_run) backward_masked_run;
+  decltype(&Any::forward_rows) forward_rows;
+  decltype(&Any::template sum_rows<1>) sum_row, sum_rows;
+  decltype(&Any::backward_rows) backward_rows;
   struct Lines {
-    decltype(&Any::Wide::template forward_lines<1>) forward;
-    decltype(&Any::Wide::template sum_lines<1>) sum;
-    decltype(&Any::Wide::template backward_lines<1>) backward;
+    decltype(&Any::template forward_lines<1>) forward;
+    decltype(&Any::template sum_lines<1>) sum;
+    decltype(&Any::template backward_lines<1>) backward;
   } line, lines;
 
-  template <Activation A, bool R, bool I> static Inner make() {
-    using P = typename Of<A, R, I>::Apply;
-    using W = typename Of<A, R, I>::Wide;
-    return {P::forward_runs, P::backward_runs, W::sum_runs,
-            P::forward_rows, P::backward_rows, W::template sum_rows<1>, W::template sum_rows<kTogether>,
-            {W::template forward_lines<1>, W::template sum_lines<1>, W::template backward_lines<1>},
-            {W::template forward_lines<kTogether>, W::template sum_lines<kTogether>,
-             W::template backward_lines<kTogether>}};
+  template <Form A, bool R, bool I = false> static Inner make() {
+    using L = Loops<T, A, R, I>;
+    return {L::forward_runs, L::sum_runs, L::backward_runs, L::backward_masked_run,
+            L::forward_rows, L::template sum_rows<1>, L::template sum_rows<kTogether>, L::backward_rows,
+            {L::template forward_lines<1>, L::template sum_lines<1>, L::template backward_lines<1>},
+            {L::template forward_lines<kTogether>, L::template sum_lines<kTogether>,
+             L::template backward_lines<kTogether>}};
   }
+  template <Form A> static Inner make(bool residual) { return residual ? make<A, true>() : make<A, false>(); }
 
   static Inner of(const Job& job) {
     const bool r = job.residual != nullptr;
     switch (job.activation) {
-      case Activation::relu: return r ? make<Activation::relu, true, false>() : make<Activation::relu, false, false>();
-      case Activation::leaky_relu:
-        if (job.inverted) return make<Activation::leaky_relu, false, true>();
-        return r ? make<Activation::leaky_relu, true, false>() : make<Activation::leaky_relu, false, false>();
       case Activation::none: break;  // an output without an activation is as good as its input
+      case Activation::relu: return make<Form::relu>(r);
+      case Activation::leaky_relu: return job.inverted ? make<Form::leaky_relu, false, true>() : make<Form::leaky_relu>(r);
+      case Activation::threshold: return make<Form::threshold, false>();
+      default:
+        if constexpr (std::is_same_v<typename Working<T>::V, Floats>) return make<Form::smooth>(r);
     }
-    return r ? make<Activation::none, true, false>() : make<Activation::none, false, false>();
+    return make<Form::none>(r);
   }
 };
 

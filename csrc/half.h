@@ -1,4 +1,4 @@
-// Half precision, a number at a time.
+// Half precision, a number at a time; and other numbers, for code that takes any.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@ struct f16 { uint16_t bits; };
 inline float from_bits(uint32_t bits) { float f; std::memcpy(&f, &bits, 4); return f; }
 inline uint32_t to_bits(float f) { uint32_t bits; std::memcpy(&bits, &f, 4); return bits; }
 
+inline double widen(double v) { return v; }
 inline float widen(float v) { return v; }
 inline float widen(bf16 v) { return from_bits(uint32_t(v.bits) << 16); }
 inline float widen(f16 v) {
@@ -22,6 +23,8 @@ inline float widen(f16 v) {
   return from_bits(sign | ((rest << 13) + 0x38000000u));
 }
 
+inline void narrow(double v, double& out) { out = v; }
+inline void narrow(float v, float& out) { out = v; }
 inline void narrow(float v, bf16& out) {
   const uint32_t bits = to_bits(v);
   if ((bits & 0x7fffffffu) > 0x7f800000u) { out.bits = 0x7fc0; return; }  // rounding would carry a NaN to infinity

@@ -5,8 +5,11 @@
 
 namespace normkit {
 
-enum class Type : int { f32 = 0, bf16 = 1, f16 = 2 };
-enum class Activation : int { none = 0, relu = 1, leaky_relu = 2 };
+enum class Type : int { f32 = 0, bf16 = 1, f16 = 2, f64 = 3 };
+enum class Activation : int {
+  none = 0, relu = 1, leaky_relu = 2, silu = 3, gelu = 4, sigmoid = 5, tanh = 6,
+  threshold = 7,  // max(z, floor), with a floor for each channel
+};
 
 constexpr double kLeakySlope = 0.01;
 
@@ -24,30 +27,47 @@ struct Job {
 
   const void* x;
   const void* residual;  // null: none
-  void* y;               // output of a forward; with a residual, read by the backward for its sign
+  void* y;               // output of a forward; a backward reads it where `residual` is set: see `beside`
+  // A byte for each example and position: whether it enters the statistics. Null: all do.
+  const uint8_t* mask;
+  uint8_t* odd_padding;  // set to one by a forward where the mask leaves out a value that is not finite
 
-  const float* weight;  // null: ones. One per group and channel, as is the bias
-  const float* bias;    // null: zeros
-  double* mean;         // one per population and group: written by a training forward, read by everything else
+  // Parameters are double for f64, else float: one per group and channel.
+  const void* weight;  // null: ones
+  const void* bias;    // null: zeros
+  const void* floor;   // of the threshold
+  double* mean;        // one per population and group: written by a training forward, read by everything else
   double* var;
 
   const void* dy;
   void* dx;
   void* dresidual;  // null: not wanted
-  float* dweight;   // null: not wanted. One per group and channel, as is dbias
-  float* dbias;
+  void* dweight;    // null: not wanted
+  void* dbias;
 
   // Sums of the gradient, and of its product with the normalized value: one per population, group and channel.
   double* sum_g;
   double* sum_gx;
-  double count;     // values per statistic; more than are here when ranks share a batch
-  bool stored;      // backward: the statistics were given, no gradient flows through them
-  bool inverted;    // backward: x holds the output, which the activation and the affine map are undone on
+  // Means of the same, times the weight, over everything that shares a statistic: one per population and group. Null: from
+  // the sums.
+  const double* mean_g;
+  const double* mean_gx;
+  double count;   // values per statistic; more than are here when ranks or batches share statistics. 0: those here
+  bool stored;    // backward: the statistics were given, no gradient flows through them
+  bool inverted;  // backward: x holds the output, which the activation and the affine map are undone on
 
   int64_t all_channels() const { return groups * channels; }
   int64_t example_size() const { return all_channels() * positions; }
   int64_t group_size() const { return examples * channels * positions; }
   int64_t size() const { return populations * examples * example_size(); }
+  // Values per statistic of a population.
+  double counted(int64_t p) const {
+    if (count > 0) return count;
+    if (!mask) return double(group_size());
+    int64_t found = 0;
+    for (int64_t i = p * examples * positions; i < (p + 1) * examples * positions; ++i) found += mask[i] != 0;
+    return double(found * channels);
+  }
 };
 
 // Calls body(begin, end, context) over [0, tasks), on torch's threads where they were found.

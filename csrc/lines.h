@@ -8,6 +8,10 @@ namespace normkit {
 namespace NK_NAMESPACE {
 
 template <class T> struct Lines {
+  using V = typename Working<T>::V;
+  using S = typename V::Scalar;
+  using P = typename Working<T>::Parameter;
+  static constexpr int64_t kPiece = kFlush * V::width;  // values of a line that may be summed in its type's lanes
   static constexpr int64_t kLongLine = 8192;  // elements: from here on, a second sweep goes by columns
   static constexpr int64_t kColumns = 2048;   // of that sweep
 
@@ -20,16 +24,17 @@ template <class T> struct Lines {
   const T* dy = static_cast<const T*>(job.dy);
   T* dx = static_cast<T*>(job.dx);
   T* dr = static_cast<T*>(job.dresidual);
-  Backward<T> read{dy, x, residual ? y : nullptr};
+  Backward<T> read{dy, x, static_cast<const T*>(residual ? job.y : nullptr)};
   int64_t length = job.channels * job.positions, groups = job.groups;
   int64_t width = groups * length;  // of an example: what weight and bias are spread over
-  std::vector<float> spread_weight{}, spread_bias{};
-  LineParameters parameters{spread(job.weight, spread_weight), spread(job.bias, spread_bias)};
+  std::vector<P> spread_weight{}, spread_bias{};
+  LineParameters<P> parameters{spread(job.weight, spread_weight), spread(job.bias, spread_bias)};
   bool affine_gradient = job.dweight || job.dbias;
   bool long_lines = affine_gradient && length > kLongLine;
 
   // One value per position, where a channel has several.
-  const float* spread(const float* values, std::vector<float>& room) const {
+  const P* spread(const void* of_channels, std::vector<P>& room) const {
+    const P* values = static_cast<const P*>(of_channels);
     if (!values || job.positions == 1) return values;
     room.resize(width);
     for (int64_t i = 0; i < width; ++i) room[i] = values[i / job.positions];
@@ -53,20 +58,20 @@ template <class T> struct Lines {
 
   // Of every line: memory that a task takes once.
   struct Known {
-    std::vector<LineCoefficients> coefficients;
-    std::vector<Pending> sums;
-    std::vector<double> shifts;
+    std::vector<LineCoefficients<S>> coefficients;
+    std::vector<Pending<V>> sums;
+    std::vector<S> shifts;
     explicit Known(int64_t lines) : coefficients(lines), sums(lines), shifts(lines) {}
   };
 
-  bool stream(const T* out) const { return streams<Lanes>(job, out, length); }
+  bool stream(const T* out) const { return streams<V>(job, out, length); }
   template <int K> const typename Inner<T>::Lines& lines_of() const { return K == 1 ? inner.line : inner.lines; }
 
   int64_t at(int64_t p, int64_t g) const { return p * width + g * length; }
 
   // f<K>(first example, their coefficients) for examples [p0, p1), whose lines of group g have coefficients from k on.
-  template <class F> void together(int64_t p0, int64_t p1, int64_t g, const LineCoefficients* k, F f) const {
-    LineCoefficients own[kTogether];
+  template <class F> void together(int64_t p0, int64_t p1, int64_t g, const LineCoefficients<S>* k, F f) const {
+    LineCoefficients<S> own[kTogether];
     int64_t p = p0;
     for (; p + kTogether <= p1; p += kTogether) {
       for (int i = 0; i < kTogether; ++i) own[i] = k[(p - p0 + i) * groups + g];
@@ -75,32 +80,46 @@ template <class T> struct Lines {
     for (; p < p1; ++p) f.template operator()<1>(p, &k[(p - p0) * groups + g]);
   }
 
+  LineCoefficients<S> coefficients(int64_t line, double slope, double level) const {
+    const auto k = in<S>({job.mean[line], statistics.inverse_std(line), 0, 0, 0, slope, level, 0});
+    return {k.mean, k.unit, k.offset, k.slope, k.level};
+  }
   void set_coefficients(int64_t p0, int64_t p1, Known& known) const {
-    for (int64_t i = 0, l = p0 * groups; l < p1 * groups; ++i, ++l) {
-      known.coefficients[i] = {job.mean[l], statistics.inverse_std(l), 0, 0};
-    }
+    for (int64_t i = 0, l = p0 * groups; l < p1 * groups; ++i, ++l) known.coefficients[i] = coefficients(l, 0, 0);
   }
 
   // ---- forward
 
   void set_moments(int64_t p0, int64_t p1, Known& known) const {
     const int64_t lines = (p1 - p0) * groups;
-    for (int64_t i = 0; i < lines; ++i) {
-      known.shifts[i] = shift_of(job, x[p0 * width + i * length]);
-      known.sums[i] = Pending();
+    for (int64_t i = 0; i < lines; ++i) known.shifts[i] = S(shift_of(job, x + p0 * width + i * length, length));
+    if (add_up(p0, p1, known)) {
+      for (int64_t i = 0; i < lines; ++i) known.shifts[i] = S(job.mean[p0 * groups + i]);
+      add_up(p0, p1, known);
     }
-    sum_runs(x + p0 * width, lines, length, known.shifts.data(), known.sums.data());
-    for (int64_t i = 0; i < lines; ++i) statistics.set(p0 * groups + i, known.shifts[i], known.sums[i].total());
     statistics.ready(p0 * groups, p1 * groups);
+  }
+
+  // Returns whether the moments should be taken again, about other shifts.
+  bool add_up(int64_t p0, int64_t p1, Known& known) const {
+    const int64_t lines = (p1 - p0) * groups;
+    std::fill_n(known.sums.begin(), lines, Pending<V>());
+    V odd;
+    sum_runs<false>(x + p0 * width, nullptr, lines, length, known.shifts.data(), known.sums.data(), &odd);
+    bool again = false;
+    for (int64_t i = 0; i < lines; ++i) {
+      again |= statistics.set(p0 + i / groups, i % groups, known.shifts[i], known.sums[i].total());
+    }
+    return again;
   }
 
   void apply(int64_t p0, int64_t p1, Known& known) const {
     set_coefficients(p0, p1, known);
     for (int64_t g = 0; g < groups; ++g) {
-      together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients* own) {
+      together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients<S>* own) {
         const int64_t i = at(p, g);
         lines_of<K>().forward(x + i, from(residual, i), y + i, width, length, own, parameters.at(g * length),
-                              stream(y));
+                              job.activation, stream(y));
       });
     }
   }
@@ -124,53 +143,72 @@ template <class T> struct Lines {
   void settle(int64_t p0, int64_t p1, Known& known) const {
     set_coefficients(p0, p1, known);
     if (job.stored) return;
-    LineCoefficients* k = known.coefficients.data();
     for (int64_t g = 0; g < groups; ++g) {
-      together(p0, p1, g, k, [&]<int K>(int64_t p, const LineCoefficients* own) {
-        Pending some[K];
-        lines_of<K>().sum(read.at(at(p, g)), width, length, own, parameters.at(g * length), some);
+      together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients<S>* own) {
+        Pending<V> some[K];
+        for (int64_t first = 0; first < length; first += kPiece) {
+          lines_of<K>().sum(read.at(at(p, g) + first), width, std::min(kPiece, length - first), own,
+                            parameters.at(g * length + first), job.activation, some);
+          for (auto& one : some) one.flush();
+        }
         for (int i = 0; i < K; ++i) known.sums[(p - p0 + i) * groups + g] = some[i];
       });
     }
     for (int64_t i = 0; i < (p1 - p0) * groups; ++i) {
       const Sums total = known.sums[i].total();
-      const double s = k[i].inverse_std;
-      k[i].slope = -total.second * statistics.inverse_count * s * s * s;
-      k[i].level = job.centred ? -total.first * statistics.inverse_count * s : 0;
+      const int64_t line = p0 * groups + i;
+      const double inverse_std = statistics.inverse_std(line), inverse_count = statistics.inverse_count(line / groups);
+      const double slope = -total.second * inverse_count * inverse_std;
+      known.coefficients[i] = coefficients(line, slope, job.centred ? -total.first * inverse_count * inverse_std : 0);
     }
   }
 
   // Writes dx of columns [c0, c1) of a group, and adds to the parameters' gradients, those of c0 first.
-  void apply_gradients(int64_t p0, int64_t p1, int64_t g, int64_t c0, int64_t c1, const LineCoefficients* k,
-                       double* dweight, double* dbias) const {
-    together(p0, p1, g, k, [&]<int K>(int64_t p, const LineCoefficients* own) {
+  void apply_gradients(int64_t p0, int64_t p1, int64_t g, int64_t c0, int64_t c1, const LineCoefficients<S>* k,
+                       S* dweight, S* dbias) const {
+    together(p0, p1, g, k, [&]<int K>(int64_t p, const LineCoefficients<S>* own) {
       const int64_t i = at(p, g) + c0;
       lines_of<K>().backward(read.at(i), dx + i, from(dr, i), width, c1 - c0, own, parameters.at(g * length + c0),
-                             !job.stored, dweight, dbias, stream(dx) && c0 % Lanes::width == 0);
+                             job.activation, !job.stored, dweight, dbias, stream(dx) && c0 % V::width == 0);
     });
   }
 
+  // Gradients of weights and biases in the making: of at most kFlush lines, and of all.
+  struct ColumnSums {
+    int64_t n;
+    Arrays<double> all{2, n};
+    Arrays<S> pending{2, n};
+    explicit ColumnSums(int64_t columns) : n(columns) {}
+    void flush() {
+      for (int a = 0; a < 2; ++a) {
+        for (int64_t i = 0; i < n; ++i) { all[a][i] += double(pending[a][i]); pending[a][i] = 0; }
+      }
+    }
+  };
+
   void backward(ParallelFor parallel_for) const {
     if (long_lines) return backward_by_columns(parallel_for);
-    std::vector<Arrays<double>> sums(affine_gradient ? tasks : 0, Arrays<double>(2, width));
+    std::vector<ColumnSums> sums(affine_gradient ? tasks : 0, ColumnSums(width));
     by_examples(parallel_for, [&](int64_t t, int64_t p0, int64_t p1, Known& known) {
       settle(p0, p1, known);
-      double *dweight = affine_gradient ? sums[t][0] : nullptr, *dbias = affine_gradient ? sums[t][1] : nullptr;
+      S *dweight = affine_gradient ? sums[t].pending[0] : nullptr, *dbias = affine_gradient ? sums[t].pending[1] : nullptr;
       for (int64_t g = 0; g < groups; ++g) {
         apply_gradients(p0, p1, g, 0, length, known.coefficients.data(), from(dweight, g * length),
                         from(dbias, g * length));
       }
+      const int64_t done = p1 - t * height;
+      if (affine_gradient && (done % kFlush == 0 || done == height || p1 == job.populations)) sums[t].flush();
     });
     if (!affine_gradient) return;
     for (int64_t t = 1; t < tasks; ++t) {
-      for (int a = 0; a < 2; ++a) for (int64_t i = 0; i < width; ++i) sums[0][a][i] += sums[t][a][i];
+      for (int a = 0; a < 2; ++a) for (int64_t i = 0; i < width; ++i) sums[0].all[a][i] += sums[t].all[a][i];
     }
-    set_parameters(sums[0][0], sums[0][1], 0, width);
+    set_parameters(sums[0].all[0], sums[0].all[1], 0, width);
   }
 
   // The statistics of all lines first; then columns of all lines, so that what is kept per column stays in cache.
   void backward_by_columns(ParallelFor parallel_for) const {
-    std::vector<LineCoefficients> k(job.populations * groups);
+    std::vector<LineCoefficients<S>> k(job.populations * groups);
     run(parallel_for, job.populations, [&](int64_t p) {
       Known known(groups);
       settle(p, p + 1, known);
@@ -180,9 +218,13 @@ template <class T> struct Lines {
     const int64_t block = std::max<int64_t>(1, kColumns / job.positions) * job.positions, per = ceil_div(length, block);
     run(parallel_for, groups * per, [&](int64_t i) {
       const int64_t g = i / per, c0 = i % per * block, c1 = std::min(length, c0 + block), base = g * length + c0;
-      Arrays<double> sums(2, c1 - c0);
-      apply_gradients(0, job.populations, g, c0, c1, k.data(), sums[0], sums[1]);
-      set_parameters(sums[0], sums[1], base, base + c1 - c0);
+      ColumnSums sums(c1 - c0);
+      for (int64_t p = 0; p < job.populations; p += kFlush) {
+        apply_gradients(p, std::min(job.populations, p + kFlush), g, c0, c1, &k[p * groups], sums.pending[0],
+                        sums.pending[1]);
+        sums.flush();
+      }
+      set_parameters(sums.all[0], sums.all[1], base, base + c1 - c0);
     });
   }
 
@@ -190,15 +232,9 @@ template <class T> struct Lines {
   void set_parameters(const double* dweight, const double* dbias, int64_t begin, int64_t end) const {
     for (auto [out, sums] : {std::pair{job.dweight, dweight}, std::pair{job.dbias, dbias}}) {
       if (!out) continue;
-      if (job.positions == 1) {
-        std::copy(sums, sums + (end - begin), out + begin);
-        continue;
-      }
-      for (int64_t c = begin / job.positions; c < end / job.positions; ++c) {
-        double all = 0;
-        for (int64_t i = 0; i < job.positions; ++i) all += sums[c * job.positions - begin + i];
-        out[c] = float(all);
-      }
+      std::vector<double> channels((end - begin) / job.positions);
+      for (int64_t i = 0; i < end - begin; ++i) channels[i / job.positions] += sums[i];
+      statistics.set_parameters(out, channels.data(), begin / job.positions, int64_t(channels.size()));
     }
   }
 

@@ -1,7 +1,7 @@
 // The loops, compiled once per instruction set. Nothing is checked here.
 //
-// Values are summed about one of them, in double, in an order that does not depend on the threads: results are the same
-// from run to run and for any number of threads.
+// Values are summed about a few of them, in an order that does not depend on the threads: results are the same from run
+// to run and for any number of threads.
 
 #include "lines.h"
 #include "planes.h"
@@ -15,7 +15,7 @@ constexpr int64_t kShortRun = 16;  // positions: shorter runs cost too much apar
 
 enum class Op { moments, forward, evaluate, backward, backward_sums, backward_apply };
 
-template <Op op, class Loops> void call(const Loops& loops, ParallelFor parallel_for) {
+template <Op op, class Layout> void call(const Layout& loops, ParallelFor parallel_for) {
   if constexpr (op != Op::moments && op != Op::forward) loops.statistics.ready();
   if constexpr (op == Op::moments) loops.moments(parallel_for);
   if constexpr (op == Op::forward) loops.forward(parallel_for);
@@ -28,7 +28,8 @@ template <Op op, class Loops> void call(const Loops& loops, ParallelFor parallel
 template <Op op, class T> void by_layout(const Job& job, ParallelFor parallel_for) {
   const bool contiguous = !job.channels_last || job.positions == 1, short_runs = job.positions < kShortRun;
   // Lines neither share their sums nor recover their input.
-  const bool whole = op != Op::backward_sums && op != Op::backward_apply && !job.inverted;
+  const bool whole = op != Op::backward_sums && op != Op::backward_apply && !job.inverted && !job.mask &&
+                     job.activation != Activation::threshold;
   if (contiguous && short_runs && job.examples == 1 && whole) return call<op>(Lines<T>{job}, parallel_for);
   Job own = job;
   std::vector<double> sums;
@@ -38,7 +39,9 @@ template <Op op, class T> void by_layout(const Job& job, ParallelFor parallel_fo
     own.sum_g = sums.data();
     own.sum_gx = sums.data() + n;
   }
-  if (job.channels_last || short_runs) call<op>(Rows<T>{own}, parallel_for);
+  // A mask has one value for a row of all channels; where a row is several positions of each, runs are shorter instead.
+  const bool rows = job.channels_last || job.positions == 1 || (short_runs && !job.mask);
+  if (rows) call<op>(Rows<T>{own}, parallel_for);
   else call<op>(Planes<T>{own}, parallel_for);
 }
 
@@ -47,6 +50,7 @@ template <Op op> void by_type(const Job& job, ParallelFor parallel_for) {
     case Type::f32: return by_layout<op, float>(job, parallel_for);
     case Type::bf16: return by_layout<op, bf16>(job, parallel_for);
     case Type::f16: return by_layout<op, f16>(job, parallel_for);
+    case Type::f64: return by_layout<op, double>(job, parallel_for);
   }
 }
 

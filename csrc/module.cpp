@@ -103,9 +103,9 @@ ParallelFor shared() {
   return openmp.found() ? on_openmp_threads : on_this_thread;
 }
 
-ParallelFor threads_for(const Job& job) {
+ParallelFor threads_for(int64_t values) {
   constexpr int64_t worth_sharing = 32 * 1024;
-  return job.size() > worth_sharing ? shared() : on_this_thread;
+  return values > worth_sharing ? shared() : on_this_thread;
 }
 
 // The arguments of a call, one after the other; the first that does not fit ends it with a Python error.
@@ -159,14 +159,14 @@ Job begin(Arguments& in) {
   Header h{};
   in.bytes(&h, sizeof(h));
   job.x = in.pointer<void>();
-  job.weight = in.pointer<float>();
-  job.bias = in.pointer<float>();
+  job.weight = in.pointer<void>();
+  job.bias = in.pointer<void>();
   job.mean = in.pointer<double>();
   if (!in.ok()) return job;
   for (int64_t size : {h.populations, h.examples, h.groups, h.channels, h.positions}) {
     if (size < 0) PyErr_SetString(PyExc_ValueError, "sizes must not be negative");
   }
-  if (h.type < 0 || h.type > 2 || h.activation < 0 || h.activation > 2) {
+  if (h.type < 0 || h.type > int(Type::f64) || h.activation < 0 || h.activation > int(Activation::threshold)) {
     PyErr_SetString(PyExc_ValueError, "a type or activation that the core does not have");
   }
   if (!job.mean) PyErr_SetString(PyExc_ValueError, "statistics need memory");
@@ -181,33 +181,42 @@ Job begin(Arguments& in) {
   job.positions = h.positions;
   job.eps = h.eps;
   job.var = job.mean + job.populations * job.groups;
-  job.count = double(job.group_size());
+  if (job.type == Type::f64 && job.activation >= Activation::silu && job.activation <= Activation::tanh) {
+    PyErr_SetString(PyExc_ValueError, "the core has smooth activations in float lanes only");
+  }
   return job;
 }
 
+// Runs a kernel that has all it needs; false with a Python error if it does not.
+bool ran(Arguments& in, const Job& job, void (*kernel)(const Job&, ParallelFor),
+         std::initializer_list<const void*> needed) {
+  if (!in.done()) return false;
+  if (job.size() == 0) return true;
+  for (const void* memory : needed) {
+    if (memory) continue;
+    PyErr_SetString(PyExc_ValueError, "a tensor has no memory: was its storage freed, or resized to nothing?");
+    return false;
+  }
+  Py_BEGIN_ALLOW_THREADS
+  kernel(job, threads_for(job.size()));
+  Py_END_ALLOW_THREADS
+  return true;
+}
 PyObject* finish(Arguments& in, const Job& job, void (*kernel)(const Job&, ParallelFor),
                  std::initializer_list<const void*> needed) {
-  if (!in.done()) return nullptr;
-  if (job.size() > 0) {
-    for (const void* memory : needed) {
-      if (memory) continue;
-      PyErr_SetString(PyExc_ValueError, "a tensor has no memory: was its storage freed, or resized to nothing?");
-      return nullptr;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    kernel(job, threads_for(job));
-    Py_END_ALLOW_THREADS
-  }
+  if (!ran(in, job, kernel, needed)) return nullptr;
   Py_RETURN_NONE;
 }
 
 PyObject* py_moments(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
-  const Job job = begin(in);
+  Job job = begin(in);
+  job.mask = in.pointer<uint8_t>();
   return finish(in, job, kernels->moments, {job.x});
 }
 
-// (mean, variance, number of batches, whether mean and variance are double, weight of the batch)
+// (mean, variance, number of batches, whether mean and variance are double, weight of the batch or -1 for a plain
+// average, what to do with numbers that are not finite)
 Update update_from(Arguments& in) {
   Update update{};
   update.mean = in.pointer<void>();
@@ -215,19 +224,28 @@ Update update_from(Arguments& in) {
   update.batches = in.pointer<int64_t>();
   update.wide = in.integer() != 0;
   update.momentum = in.real();
+  update.non_finite = Update::NonFinite(in.integer());
   return update;
 }
 
-// (..., residual, y, an update)
+// What a forward returns: it is done; or a value outside of the mask is not finite, so that its output may be wrong; or
+// the batch is not finite, which is an error. Only what is done moves running statistics.
+enum Outcome : long { kDone = 0, kOddPadding = 1, kNonFinite = 2 };
+
+// (..., residual, y, mask, floor, an update)
 PyObject* py_forward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin(in);
   job.residual = in.pointer<void>();
   job.y = in.pointer<void>();
+  job.mask = in.pointer<uint8_t>();
+  job.floor = in.pointer<void>();
   const Update update = update_from(in);
-  PyObject* result = finish(in, job, kernels->forward, {job.x, job.y});
-  if (result) update(job);
-  return result;
+  uint8_t odd_padding = 0;
+  job.odd_padding = &odd_padding;
+  if (!ran(in, job, kernels->forward, {job.x, job.y})) return nullptr;
+  if (odd_padding) return PyLong_FromLong(kOddPadding);
+  return PyLong_FromLong(update(job) ? kDone : kNonFinite);
 }
 
 template <class T> void widen(const void* from, std::vector<double>& to, int64_t n) {
@@ -255,7 +273,8 @@ PyObject* py_evaluate(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return finish(in, job, kernels->evaluate, {job.x, job.y, var});
 }
 
-// y, without which there is no residual, and dy
+// What lies beside x with a residual (the output, if its sign is that of what entered the activation, else the residual),
+// and dy.
 Job begin_backward(Arguments& in) {
   Job job = begin(in);
   job.y = in.pointer<void>();
@@ -264,20 +283,23 @@ Job begin_backward(Arguments& in) {
   return job;
 }
 
-// (..., y, dy, dx, dresidual, dweight, dbias, stored, inverted)
+// (..., beside, dy, dx, dresidual, dweight, dbias, mask, floor, values per statistic or 0, stored, inverted)
 PyObject* py_backward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin_backward(in);
   job.dx = in.pointer<void>();
   job.dresidual = in.pointer<void>();
-  job.dweight = in.pointer<float>();
-  job.dbias = in.pointer<float>();
+  job.dweight = in.pointer<void>();
+  job.dbias = in.pointer<void>();
+  job.mask = in.pointer<uint8_t>();
+  job.floor = in.pointer<void>();
+  job.count = in.real();
   job.stored = in.integer() != 0;
   job.inverted = in.integer() != 0;
   return finish(in, job, kernels->backward, {job.x, job.dy, job.dx});
 }
 
-// (..., y, dy, sum of gradients, sum of gradients times normalized values)
+// (..., beside, dy, sum of gradients, sum of gradients times normalized values)
 PyObject* py_backward_sums(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin_backward(in);
@@ -286,16 +308,16 @@ PyObject* py_backward_sums(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return finish(in, job, kernels->backward_sums, {job.x, job.dy, job.sum_g, job.sum_gx});
 }
 
-// (..., y, dy, dx, dresidual, both sums, values per statistic)
+// (..., beside, dy, dx, dresidual, means of the gradient and of its product with normalized values, mask)
 PyObject* py_backward_apply(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin_backward(in);
   job.dx = in.pointer<void>();
   job.dresidual = in.pointer<void>();
-  job.sum_g = in.pointer<double>();
-  job.sum_gx = in.pointer<double>();
-  job.count = in.real();
-  return finish(in, job, kernels->backward_apply, {job.x, job.dy, job.dx, job.sum_g, job.sum_gx});
+  job.mean_g = in.pointer<double>();
+  job.mean_gx = in.pointer<double>();
+  job.mask = in.pointer<uint8_t>();
+  return finish(in, job, kernels->backward_apply, {job.x, job.dy, job.dx, job.mean_g, job.mean_gx});
 }
 
 // (from, to, bytes): whole lines, to aligned memory

@@ -8,7 +8,8 @@ namespace normkit {
 namespace NK_NAMESPACE {
 
 template <class T> struct Rows {
-  using S = typename Applied<T>::V::Scalar;
+  using V = typename Working<T>::V;
+  using S = typename V::Scalar;
   static constexpr int64_t kStrip = 512;   // columns that are gone over from the first row to the last
   static constexpr int64_t kNarrow = 128;  // columns: shorter rows cost too much apart from their values, ...
   static constexpr int64_t kMany = 64;     // ... where there are more rows than this, and columns cost less
@@ -22,14 +23,14 @@ template <class T> struct Rows {
   const T* dy = static_cast<const T*>(job.dy);
   T* dx = static_cast<T*>(job.dx);
   T* dr = static_cast<T*>(job.dresidual);
-  Backward<T> read{dy, x, residual ? y : nullptr};
+  Backward<T> read{dy, x, static_cast<const T*>(residual ? job.y : nullptr)};
 
   int64_t per_channel = job.channels_last ? 1 : job.positions;  // columns
   int64_t columns = job.all_channels() * per_channel;
   int64_t population = job.group_size() * job.groups;
   // Narrow rows are read several at a time, as one of whole vectors; the last such row may be shorter.
-  bool narrow = columns < kNarrow && population >= kNarrow * kMany;
-  int64_t whole = columns % Lanes::width ? Lanes::width : 1;
+  bool narrow = columns < kNarrow && population >= kNarrow * kMany && !job.mask;
+  int64_t whole = columns % V::width ? V::width : 1;
   int64_t repeat = narrow ? ceil_div(ceil_div(kNarrow, columns), whole) * whole : 1;
   int64_t width = columns * repeat;
   int64_t rows = population / width, rest = population % width;
@@ -39,7 +40,7 @@ template <class T> struct Rows {
                             std::max<int64_t>(64, ceil_div(rows * strips, kEnoughTasks)));
   int64_t tiles = std::max<int64_t>(1, ceil_div(rows, height)) * strips;
 
-  bool stream(const T* out) const { return streams<typename Applied<T>::V>(job, out, width); }
+  bool stream(const T* out) const { return streams<V>(job, out, width); }
   // f(i, group, channel) for n columns, of which the first begins a channel: counted, because divisions are slow.
   template <class F> void each_column(int64_t first, int64_t n, F f) const {
     int64_t c = first / per_channel, g = c / job.channels, next_group = (g + 1) * job.channels, left = per_channel;
@@ -52,9 +53,19 @@ template <class T> struct Rows {
       next_group += job.channels;
     }
   }
+  // What a group is summed about at first: the mean of the first values of its first column that enter the sums.
   double shift(int64_t p, int64_t g) const {
-    return shift_of(job, x[p * population + g * job.channels * per_channel]);
+    constexpr int64_t few = 4;
+    T values[few];
+    int64_t found = 0;
+    for (int64_t row = 0; row < population / columns && found < few; ++row) {
+      if (!counted(p, row)) continue;
+      values[found++] = x[p * population + row * columns + g * job.channels * per_channel];
+    }
+    return found ? shift_of(job, values, found) : 0.0;
   }
+  // Whether a row, which is one position of all channels where there is a mask, enters the statistics.
+  bool counted(int64_t p, int64_t row) const { return !job.mask || job.mask[p * (population / columns) + row]; }
 
   // A part of a population: some rows of some columns. Those at the end take the shorter row along.
   struct Block { int64_t p, r0, r1, c0, c1; };
@@ -70,11 +81,10 @@ template <class T> struct Rows {
   }
   int64_t at(int64_t p, int64_t row, int64_t column) const { return p * population + row * width + column; }
 
-  // f<K>(index of the first value, first column, columns), K rows at a time.
-  template <class F> void by_rows(const Block& b, F f) const {
+  // f(first row, last row, first column, columns) for the rows of a strip whose sums may stay in the lanes of a type.
+  template <class F> void by_piece(const Block& b, F f) const {
     by_strip(b, [&](int64_t r, int64_t last, int64_t c, int64_t n) {
-      for (; r + kTogether <= last; r += kTogether) f.template operator()<kTogether>(at(b.p, r, c), c, n);
-      for (; r < last; ++r) f.template operator()<1>(at(b.p, r, c), c, n);
+      for (; r < last; r += kFlush) f(r, std::min(last, r + kFlush), c, n);
     });
   }
   // Where what is read next is not what lies next in memory.
@@ -108,13 +118,21 @@ template <class T> struct Rows {
     run(parallel_for, job.populations * tiles, [&](int64_t i) { f(tile(i / tiles, tiles - 1 - i % tiles)); });
   }
 
-  // Two sums of every column of a block, as arrays that vectors are loaded from.
+  // Two sums of every column of a block, as arrays that vectors are loaded from; those in the making, of a strip.
   struct ColumnSums {
     int64_t n;
     Arrays<double> arrays{2, n};
+    Arrays<S> pending{2, std::min(n, kStrip)};
     explicit ColumnSums(int64_t columns) : n(columns) {}
-    double* first(int64_t i = 0) { return arrays[0] + i; }
-    double* second(int64_t i = 0) { return arrays[1] + i; }
+    S* first() { return pending[0]; }
+    S* second() { return pending[1]; }
+    void flush(int64_t column, int64_t columns) {
+      for (int a = 0; a < 2; ++a) {
+        double* to = arrays[a] + column;
+        S* from = pending[a];
+        for (int64_t i = 0; i < columns; ++i) { to[i] += double(from[i]); from[i] = 0; }
+      }
+    }
     Sums operator[](int64_t i) const { return {arrays[0][i], arrays[1][i]}; }
     void add(const ColumnSums& other, int64_t at) {
       for (int a = 0; a < 2; ++a) {
@@ -143,48 +161,92 @@ template <class T> struct Rows {
 
   // ---- forward
 
-  // What the columns of a population are summed about.
-  Arrays<double> shifts(int64_t p, int64_t c0, int64_t c1) const {
-    Arrays<double> out(1, c1 - c0);
-    double* about = out[0];
-    each_column(c0, c1 - c0, [&](int64_t i, int64_t g, int64_t) { about[i] = shift(p, g); });
+  // What the columns from c0 on are summed about; `groups` has it for each group from g0 on.
+  Arrays<S> spread_shifts(int64_t g0, int64_t c0, int64_t c1, const std::vector<double>& groups) const {
+    Arrays<S> out(1, c1 - c0);
+    S* about = out[0];
+    each_column(c0, c1 - c0, [&](int64_t i, int64_t g, int64_t) { about[i] = S(groups[g - g0]); });
+    return out;
+  }
+  std::vector<double> first_shifts(int64_t p, int64_t g0, int64_t g1) const {
+    std::vector<double> out(g1 - g0);
+    for (int64_t g = g0; g < g1; ++g) out[g - g0] = shift(p, g);
+    return out;
+  }
+  std::vector<double> better_shifts(int64_t p, int64_t g0, int64_t g1) const {
+    std::vector<double> out(g1 - g0);
+    for (int64_t g = g0; g < g1; ++g) out[g - g0] = double(S(job.mean[statistics.index(p, g)]));
     return out;
   }
 
-  void add_values(const Block& b, const double* about, ColumnSums& sums) const {
-    by_rows(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
-      const int64_t c = column - b.c0;
-      sum_columns<K>(x + at, width, n, about + c, sums.first(c), sums.second(c));
+  void add_values(const Block& b, const S* about, ColumnSums& sums) const {
+    constexpr int K = 2 * kTogether;
+    by_piece(b, [&](int64_t r, int64_t last, int64_t column, int64_t n) {
+      const int64_t c = column - b.c0, ahead = ahead_of<K, T>(width);
+      const T* rows[K];
+      int waiting = 0;
+      for (; r < last; ++r) {
+        const T* row = x + at(b.p, r, column);
+        if (!counted(b.p, r)) {
+          note_odd(job, odd_in(row, n));
+          continue;
+        }
+        rows[waiting++] = row;
+        if (waiting < K) continue;
+        sum_columns<K>(rows, n, about + c, sums.first(), sums.second(), ahead);
+        waiting = 0;
+      }
+      for (int i = 0; i < waiting; ++i) sum_columns<1>(rows + i, n, about + c, sums.first(), sums.second(), ahead);
+      sums.flush(c, n);
     });
   }
+  static double odd_in(const T* values, int64_t n) {
+    double odd = 0;
+    for (int64_t i = 0; i < n; ++i) odd += double(widen(values[i]) - widen(values[i]));
+    return odd;
+  }
 
-  // The sums begin with column c0, the first of group g0.
-  void set_moments(int64_t p, int64_t g0, int64_t g1, int64_t c0, const ColumnSums& sums) const {
+  // The sums begin with column c0, the first of group g0. Returns whether they should be taken again about other shifts.
+  bool set_moments(int64_t p, int64_t g0, int64_t g1, int64_t c0, const std::vector<double>& shifts,
+                   const ColumnSums& sums) const {
     std::vector<Sums> all(g1 - g0);
-    each_column(c0, sums.n, [&](int64_t i, int64_t g, int64_t) {
-      Sums& to = all[g - g0];
-      to.first += sums[i].first; to.second += sums[i].second;
-    });
-    for (int64_t g = g0; g < g1; ++g) statistics.set(statistics.index(p, g), shift(p, g), all[g - g0]);
+    each_column(c0, sums.n, [&](int64_t i, int64_t g, int64_t) { all[g - g0].add(sums[i]); });
+    bool again = false;
+    for (int64_t g = g0; g < g1; ++g) again |= statistics.set(p, g, shifts[g - g0], all[g - g0]);
     statistics.ready(statistics.index(p, g0), statistics.index(p, g1));
+    return again;
   }
 
   template <class F> void fused_moments(ParallelFor parallel_for, F then) const {
     fused_blocks(parallel_for, [&](const Block& b, int64_t g0, int64_t g1) {
-      ColumnSums sums(b.c1 - b.c0);
-      add_values(b, shifts(b.p, b.c0, b.c1)[0], sums);
-      set_moments(b.p, g0, g1, b.c0, sums);
+      const auto add_up = [&](const std::vector<double>& shifts) {
+        ColumnSums sums(b.c1 - b.c0);
+        add_values(b, spread_shifts(g0, b.c0, b.c1, shifts)[0], sums);
+        return set_moments(b.p, g0, g1, b.c0, shifts, sums);
+      };
+      if (add_up(first_shifts(b.p, g0, g1))) add_up(better_shifts(b.p, g0, g1));
       then(b);
     });
   }
 
   void moments_by_tile(ParallelFor parallel_for) const {
-    std::vector<Arrays<double>> about;
-    for (int64_t p = 0; p < job.populations; ++p) about.push_back(shifts(p, 0, width));
+    if (moments_by_tile(parallel_for, [&](int64_t p) { return first_shifts(p, 0, job.groups); })) {
+      moments_by_tile(parallel_for, [&](int64_t p) { return better_shifts(p, 0, job.groups); });
+    }
+  }
+  template <class F> bool moments_by_tile(ParallelFor parallel_for, F shifts_of) const {
+    std::vector<std::vector<double>> shifts;
+    std::vector<Arrays<S>> about;
+    for (int64_t p = 0; p < job.populations; ++p) {
+      shifts.push_back(shifts_of(p));
+      about.push_back(spread_shifts(0, 0, width, shifts[p]));
+    }
     const auto all = sums_by_tile(parallel_for, [&](const Block& b, ColumnSums& sums) {
       add_values(b, about[b.p][0] + b.c0, sums);
     });
-    for (int64_t p = 0; p < job.populations; ++p) set_moments(p, 0, job.groups, 0, all[p]);
+    bool again = false;
+    for (int64_t p = 0; p < job.populations; ++p) again |= set_moments(p, 0, job.groups, 0, shifts[p], all[p]);
+    return again;
   }
 
   void moments(ParallelFor parallel_for) const {
@@ -194,28 +256,28 @@ template <class T> struct Rows {
 
   void forward(ParallelFor parallel_for) const {
     if (fused) {
-      return fused_moments(parallel_for, [&](const Block& b) { apply(b, columns_of<S>(b)); });
+      return fused_moments(parallel_for, [&](const Block& b) { apply(b, columns_of(b)); });
     }
     moments_by_tile(parallel_for);
     evaluate(parallel_for);
   }
 
-  // What the columns of a block are multiplied by and what is added, in the type that they are worked on in.
-  template <class N> struct Columns {
+  // What the columns of a block are multiplied by and what is added.
+  struct Columns {
     int64_t first, n;
-    Arrays<N> arrays{7, n};
+    Arrays<S> arrays{8, n};
     void set(int64_t i, const Coefficients<double>& wide) {
-      const Coefficients<N> k = in(wide, N{});
-      const N all[] = {k.mean, k.unit, k.gain, k.bias, k.scale, k.slope, k.level};
-      for (int a = 0; a < 7; ++a) arrays[a][i] = all[a];
+      const Coefficients<S> k = in<S>(wide);
+      const S all[] = {k.mean, k.unit, k.offset, k.scale, k.bias, k.slope, k.level, k.floor};
+      for (int a = 0; a < 8; ++a) arrays[a][i] = all[a];
     }
-    ColumnCoefficients<N> at(int64_t column) const {
-      return ColumnCoefficients<N>{arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], arrays[5], arrays[6]}.at(
-          column - first);
+    ColumnCoefficients<S> at(int64_t column) const {
+      return ColumnCoefficients<S>{arrays[0], arrays[1], arrays[2], arrays[3],
+                                   arrays[4], arrays[5], arrays[6], arrays[7]}.at(column - first);
     }
   };
-  template <class N> Columns<N> columns_of(const Block& b) const {
-    Columns<N> out{b.c0, b.c1 - b.c0};
+  Columns columns_of(const Block& b) const {
+    Columns out{b.c0, b.c1 - b.c0};
     each_column(b.c0, out.n, [&](int64_t i, int64_t g, int64_t c) {
       out.set(i, statistics.coefficients(statistics.index(b.p, g), c));
     });
@@ -223,29 +285,36 @@ template <class T> struct Rows {
   }
   Block whole_population(int64_t p) const { return {p, 0, 0, 0, width}; }
 
-  void apply(const Block& b, const Columns<S>& columns) const {
-    const bool streaming = stream(y) && b.c0 % Applied<T>::V::width == 0;
+  void apply(const Block& b, const Columns& columns) const {
+    const bool streaming = stream(y) && b.c0 % V::width == 0;
     by_strip(b, [&](int64_t r, int64_t last, int64_t c, int64_t n) {
       const int64_t i = at(b.p, r, c);
-      inner.forward_rows(x + i, from(residual, i), y + i, last - r, width, n, columns.at(c), ahead(n), streaming);
+      inner.forward_rows(x + i, from(residual, i), y + i, last - r, width, n, columns.at(c), job.activation, ahead(n),
+                         streaming);
     });
   }
 
   void evaluate(ParallelFor parallel_for) const {
-    std::vector<Columns<S>> columns;
+    std::vector<Columns> columns;
     for (int64_t p = 0; p < job.populations; ++p) {
-      columns.push_back(columns_of<S>(whole_population(p)));
+      columns.push_back(columns_of(whole_population(p)));
     }
     each_tile_again(parallel_for, [&](const Block& b) { apply(b, columns[b.p]); });
   }
 
   // ---- backward
 
-  void add_gradients(const Block& b, const Columns<double>& columns, ColumnSums& sums) const {
-    by_rows(b, [&]<int K>(int64_t at, int64_t column, int64_t n) {
-      const int64_t c = column - b.c0;
-      const auto sum = K == 1 ? inner.sum_row : inner.sum_rows;
-      sum(read.at(at), width, n, columns.at(column), sums.first(c), sums.second(c));
+  void add_gradients(const Block& b, const Columns& columns, ColumnSums& sums) const {
+    by_piece(b, [&](int64_t r, int64_t last, int64_t column, int64_t n) {
+      const auto k = columns.at(column);
+      const auto add = [&](auto sum, int64_t rows) {
+        for (; r + rows <= last; r += rows) {
+          sum(read.at(at(b.p, r, column)), width, n, k, job.activation, sums.first(), sums.second());
+        }
+      };
+      add(inner.sum_rows, kTogether);
+      add(inner.sum_row, 1);
+      sums.flush(column - b.c0, n);
     });
   }
 
@@ -257,19 +326,14 @@ template <class T> struct Rows {
       job.sum_g[base + c] += sums[i].first;
       job.sum_gx[base + c] += sums[i].second;
     });
-    for (int64_t g = g0, c = begin; g < g1; ++g) {
-      for (; c < (g + 1) * job.channels; ++c) {
-        job.sum_gx[base + c] *= statistics.normalizer(statistics.index(p, g), c);
-      }
-    }
   }
 
   // The columns of groups [g0, g1), once the sums of their gradients are known.
-  Columns<S> settled(const Block& b, int64_t g0, int64_t g1) const {
+  Columns settled(const Block& b, int64_t g0, int64_t g1) const {
     std::vector<Statistics::Through> through;
     through.reserve(g1 - g0);
     for (int64_t g = g0; g < g1; ++g) through.push_back(statistics.through(b.p, g));
-    Columns<S> out{b.c0, b.c1 - b.c0};
+    Columns out{b.c0, b.c1 - b.c0};
     each_column(b.c0, out.n, [&](int64_t i, int64_t g, int64_t c) {
       auto k = statistics.coefficients(statistics.index(b.p, g), c);
       Statistics::settle(k, through[g - g0]);
@@ -278,19 +342,25 @@ template <class T> struct Rows {
     return out;
   }
 
-  void apply_gradients(const Block& b, const Columns<S>& columns) const {
-    const bool streaming = stream(dx) && b.c0 % Applied<T>::V::width == 0;
+  void apply_gradients(const Block& b, const Columns& columns) const {
+    const bool streaming = stream(dx) && b.c0 % V::width == 0;
     by_strip(b, [&](int64_t r, int64_t last, int64_t c, int64_t n) {
-      const int64_t i = at(b.p, r, c);
-      inner.backward_rows(read.at(i), dx + i, from(dr, i), last - r, width, n, columns.at(c), !job.stored, ahead(n),
-                          streaming);
+      while (r < last) {  // rows that enter the statistics, and rows that do not
+        const bool through = !job.stored && counted(b.p, r);
+        int64_t end = job.mask ? r + 1 : last;
+        while (end < last && counted(b.p, end) == counted(b.p, r)) ++end;
+        const int64_t i = at(b.p, r, c);
+        inner.backward_rows(read.at(i), dx + i, from(dr, i), end - r, width, n, columns.at(c), job.activation, through,
+                            ahead(n), streaming);
+        r = end;
+      }
     });
   }
 
   template <class F> void fused_sums(ParallelFor parallel_for, F then) const {
     fused_blocks(parallel_for, [&](const Block& b, int64_t g0, int64_t g1) {
       ColumnSums sums(b.c1 - b.c0);
-      add_gradients(b, columns_of<double>(b), sums);
+      add_gradients(b, columns_of(b), sums);
       keep(b.p, g0, g1, b.c0, sums);
       then(b, g0, g1);
     });
@@ -298,9 +368,9 @@ template <class T> struct Rows {
 
   void backward_sums(ParallelFor parallel_for) const {
     if (fused) return fused_sums(parallel_for, [](const Block&, int64_t, int64_t) {});
-    std::vector<Columns<double>> columns;
+    std::vector<Columns> columns;
     for (int64_t p = 0; p < job.populations; ++p) {
-      columns.push_back(columns_of<double>(whole_population(p)));
+      columns.push_back(columns_of(whole_population(p)));
     }
     const auto all = sums_by_tile(parallel_for, [&](const Block& b, ColumnSums& sums) {
       add_gradients(b, columns[b.p], sums);
@@ -309,12 +379,13 @@ template <class T> struct Rows {
   }
 
   void backward_apply(ParallelFor parallel_for) const {
-    std::vector<Columns<S>> columns;
+    std::vector<Columns> columns;
     for (int64_t p = 0; p < job.populations; ++p) columns.push_back(settled(whole_population(p), 0, job.groups));
     each_tile_again(parallel_for, [&](const Block& b) { apply_gradients(b, columns[b.p]); });
   }
 
   void backward(ParallelFor parallel_for) const {
+    if (statistics.needs_no_sums()) return backward_apply(parallel_for);
     if (fused) {
       fused_sums(parallel_for, [&](const Block& b, int64_t g0, int64_t g1) { apply_gradients(b, settled(b, g0, g1)); });
     } else {

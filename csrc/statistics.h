@@ -16,7 +16,7 @@ template <class F> void run(ParallelFor parallel_for, int64_t tasks, F f) {
   parallel_for(tasks, [](int64_t begin, int64_t end, void* context) {
     F& body = *static_cast<F*>(context);
     for (int64_t i = begin; i < end; ++i) body(i);
-    Lanes::fence();
+    fence();
   }, &f);
 }
 
@@ -43,14 +43,34 @@ template <class N> class Arrays {
   const N* operator[](int64_t array) const { return memory[array * lines].numbers; }
 };
 
+// The sums of a group's values about a shift, and of their squares, one after the other in double: for values whose
+// squares are too large for a float.
+template <class T> Sums sums_in_double(const Job& job, int64_t p, int64_t g, double shift) {
+  const T* x = static_cast<const T*>(job.x);
+  const int64_t channels = job.all_channels(), s = job.positions;
+  Sums sums;
+  for (int64_t e = p * job.examples; e < (p + 1) * job.examples; ++e) {
+    for (int64_t c = g * job.channels; c < (g + 1) * job.channels; ++c) {
+      for (int64_t i = 0; i < s; ++i) {
+        if (job.mask && !job.mask[e * s + i]) continue;
+        const int64_t at = job.channels_last ? (e * s + i) * channels + c : (e * channels + c) * s + i;
+        const double v = double(widen(x[at])) - shift;
+        sums.add({v, v * v});
+      }
+    }
+  }
+  return sums;
+}
+
 struct Statistics {
   const Job& job;
   // Divisions and roots are slow: they are done once, many at a time.
-  double inverse_count = 1.0 / job.count;
+  std::vector<double> inverse_counts = counts();  // one per population, or one for all
   mutable std::vector<double> inverse_stds = std::vector<double>(job.populations * job.groups);
 
   int64_t index(int64_t p, int64_t g) const { return p * job.groups + g; }
   double inverse_std(int64_t pg) const { return inverse_stds[pg]; }
+  double inverse_count(int64_t p) const { return inverse_counts[inverse_counts.size() == 1 ? 0 : p]; }
   // The statistics [first, last) are known. Locals, so that the compiler sees vectors.
   void ready(int64_t first, int64_t last) const {
     const double *var = job.var, eps = job.eps;
@@ -58,41 +78,52 @@ struct Statistics {
     for (int64_t i = first; i < last; ++i) out[i] = 1.0 / std::sqrt(var[i] + eps);
   }
   void ready() const { ready(0, int64_t(inverse_stds.size())); }
-  double weight(int64_t c) const { return job.weight ? job.weight[c] : 1.0; }
-  double bias(int64_t c) const { return job.bias ? job.bias[c] : 0.0; }
 
-  // The sums are those of x - shift and of its square. `ready` comes next.
-  void set(int64_t pg, double shift, Sums s) const {
-    const double gap = s.first * inverse_count;
+  double weight(int64_t c) const { return parameter(job.weight, c, 1.0); }
+  double bias(int64_t c) const { return parameter(job.bias, c, 0.0); }
+  double parameter(const void* values, int64_t c, double other) const {
+    if (!values) return other;
+    return job.type == Type::f64 ? static_cast<const double*>(values)[c] : static_cast<const float*>(values)[c];
+  }
+
+  // The sums are those of x - shift and of its square. `ready` comes next. Returns whether the shift was so far from the
+  // mean that the variance lost digits to it: about the mean that is now known, it would not.
+  bool set(int64_t p, int64_t g, double shift, Sums s) const {
+    constexpr double far = 16;  // variances
+    const int64_t pg = index(p, g);
+    if (!std::isfinite(s.second) && job.type != Type::f64) s = in_double(p, g, shift);
+    const double gap = s.first * inverse_count(p), square = s.second * inverse_count(p);
+    const double var = square - (job.centred ? gap * gap : 0.0);
     job.mean[pg] = job.centred ? shift + gap : 0.0;
-    const double var = s.second * inverse_count - (job.centred ? gap * gap : 0.0);
     job.var[pg] = var < 0 ? 0.0 : var;  // a NaN stays
+    return job.centred && gap * gap > far * var && std::isfinite(square);
   }
 
   // Without slope and level, which a backward has to settle. An inverted job centres its output about the bias.
   Coefficients<double> coefficients(int64_t pg, int64_t c) const {
-    const double scale = weight(c) * inverse_std(pg), b = bias(c);
-    return {job.inverted ? b : job.mean[pg], normalizer(pg, c), scale, b, scale, 0, 0};
+    const double scale = weight(c) * inverse_std(pg), b = bias(c), floor = parameter(job.floor, c, 0.0);
+    if (job.inverted) return {b, 1.0 / weight(c), 0, scale, b, 0, 0, floor};
+    return {job.mean[pg], inverse_std(pg), 0, scale, b, 0, 0, floor};
   }
-
-  // The normalized value is the centred one times this.
-  double normalizer(int64_t pg, int64_t c) const { return job.inverted ? 1.0 / weight(c) : inverse_std(pg); }
 
   // What the gradient's sums over a group, weighted by its channels, take away from every value in it.
   struct Through { double inverse_std, mean_g, mean_gx; };
   Through through(int64_t p, int64_t g) const {
     const int64_t pg = index(p, g), first = g * job.channels;
     if (job.stored) return {inverse_std(pg), 0, 0};
+    if (job.mean_g) return {inverse_std(pg), job.mean_g[pg], job.mean_gx[pg]};
     double sum_g = 0, sum_gx = 0;
     for (int64_t c = first; c < first + job.channels; ++c) {
       const int64_t i = p * job.all_channels() + c;
       sum_g += weight(c) * job.sum_g[i];
       sum_gx += weight(c) * job.sum_gx[i];
     }
-    return {inverse_std(pg), job.centred ? sum_g * inverse_count : 0.0, sum_gx * inverse_count};
+    return {inverse_std(pg), job.centred ? sum_g * inverse_count(p) : 0.0, sum_gx * inverse_count(p)};
   }
+  // Whether a gradient is that of each value alone.
+  bool needs_no_sums() const { return job.stored && !job.dweight && !job.dbias; }
   static void settle(Coefficients<double>& k, const Through& t) {
-    k.slope = -t.inverse_std * t.mean_gx * k.unit;
+    k.slope = -t.inverse_std * t.mean_gx;
     k.level = -t.inverse_std * t.mean_g;
   }
 
@@ -105,15 +136,46 @@ struct Statistics {
       for (int64_t p = 0; p < job.populations; ++p) {
         for (int64_t c = 0; c < channels; ++c) all[c] += sums[p * channels + c];
       }
-      for (int64_t c = 0; c < channels; ++c) out[c] = float(all[c]);
+      set_parameters(out, all.data(), 0, channels);
     }
+  }
+  // Those of channels from `first` on.
+  void set_parameters(void* out, const double* gradients, int64_t first, int64_t n) const {
+    if (job.type == Type::f64) std::copy(gradients, gradients + n, static_cast<double*>(out) + first);
+    else for (int64_t i = 0; i < n; ++i) static_cast<float*>(out)[first + i] = float(gradients[i]);
+  }
+
+ private:
+  Sums in_double(int64_t p, int64_t g, double shift) const {
+    switch (job.type) {
+      case Type::bf16: return sums_in_double<bf16>(job, p, g, shift);
+      case Type::f16: return sums_in_double<f16>(job, p, g, shift);
+      default: return sums_in_double<float>(job, p, g, shift);
+    }
+  }
+  std::vector<double> counts() const {
+    std::vector<double> out;
+    const int64_t different = job.mask && job.count <= 0 ? job.populations : 1;
+    for (int64_t p = 0; p < different; ++p) out.push_back(1.0 / std::max(1.0, job.counted(p)));
+    return out;
   }
 };
 
-// What a group's values are summed about: one of them.
-template <class T> double shift_of(const Job& job, T first) {
-  const double v = widen(first);
-  return job.centred && std::isfinite(v) ? v : 0.0;
+// What a group's values are summed about, to begin with: the mean of its first few, which lie side by side.
+template <class T> double shift_of(const Job& job, const T* values, int64_t n) {
+  using S = typename Working<T>::V::Scalar;
+  constexpr int64_t few = 16;
+  if (!job.centred) return 0.0;
+  n = std::min(n, few);
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += double(widen(values[i]));
+  const double mean = double(S(sum / double(n)));
+  return std::isfinite(mean) ? mean : 0.0;
+}
+
+// Notes, from any thread, that a value outside of the mask is not finite.
+inline void note_odd(const Job& job, double odd) {
+  if (odd != 0 && job.odd_padding) *job.odd_padding = 1;  // a NaN is not zero
 }
 
 }  // namespace NK_NAMESPACE

@@ -1,33 +1,56 @@
 // Running statistics that move along with a forward.
 #pragma once
 
+#include <cmath>
+#include <vector>
+
 #include "job.h"
 
 namespace normkit {
 
-// stored <- (1 - momentum) * stored + momentum * batch, with the unbiased variance of the batch. No mean: no update.
+// stored <- (1 - momentum) * stored + momentum * batch, with the unbiased variance of the batch; of several populations
+// one after the other, each as a batch of its own. No mean: no update.
 struct Update {
+  enum class NonFinite : int { propagate = 0, raise = 1, skip = 2 };
+
   void *mean, *var;
   int64_t* batches;  // null: not counted
   bool wide;         // mean and var are double, not float
-  double momentum;
+  double momentum;   // negative: that of a plain average over all batches
+  NonFinite non_finite;
 
-  void operator()(const Job& job) const {
-    if (!mean) return;
-    if (wide) move<double>(job); else move<float>(job);
-    if (batches) ++*batches;
+  // Returns whether it was done: not if statistics that are not finite are to be raised for.
+  bool operator()(const Job& job) const {
+    if (!mean) return true;
+    return wide ? move<double>(job) : move<float>(job);
   }
 
  private:
-  template <class T> void move(const Job& job) const {
-    const double bessel = job.count / (job.count - 1);
-    for (int64_t c = 0; c < job.populations * job.groups; ++c) {
-      towards(static_cast<T*>(mean)[c], job.mean[c]);
-      towards(static_cast<T*>(var)[c], job.var[c] * bessel);
+  template <class T> bool move(const Job& job) const {
+    const int64_t n = job.groups;
+    T *means = static_cast<T*>(mean), *vars = static_cast<T*>(var);
+    if (non_finite == NonFinite::raise && !(are_finite(job.mean, job.populations * n) &&
+                                            are_finite(job.var, job.populations * n))) {
+      return false;
     }
+    std::vector<T> new_means(n), new_vars(n);
+    for (int64_t p = 0; p < job.populations; ++p) {
+      const double count = job.counted(p), bessel = count / (count - 1);
+      const double share = momentum < 0 ? 1.0 / double((batches ? *batches : 0) + 1) : momentum;
+      for (int64_t c = 0; c < n; ++c) {
+        new_means[c] = T((1 - share) * double(means[c]) + share * job.mean[p * n + c]);
+        new_vars[c] = T((1 - share) * double(vars[c]) + share * job.var[p * n + c] * bessel);
+      }
+      if (non_finite == NonFinite::skip && !(are_finite(new_means.data(), n) && are_finite(new_vars.data(), n))) continue;
+      std::copy(new_means.begin(), new_means.end(), means);
+      std::copy(new_vars.begin(), new_vars.end(), vars);
+      if (batches) ++*batches;
+    }
+    return true;
   }
-  template <class T> void towards(T& stored, double batch) const {
-    stored = T((1 - momentum) * double(stored) + momentum * batch);
+  template <class T> static bool are_finite(const T* values, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) if (!std::isfinite(values[i])) return false;
+    return true;
   }
 };
 

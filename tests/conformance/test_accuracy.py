@@ -1,6 +1,7 @@
-"""The loops: never further from float64 than torch's own layer on the same input, and far closer where torch is weak.
+"""As near to float64 as torch's own layer on the same input, by the bound that all backends keep.
 
-Where torch's operators run, their error is what the user gets: those calls keep the bound that all backends keep.
+Where torch loses digits, far from zero, the loops are far closer. Where torch's operators run, their error is what the
+user gets.
 """
 
 import pytest
@@ -10,7 +11,6 @@ from torch import nn
 from support.backends import refuses_loops
 from support.bounds import bound_of_any
 from support.cases import TWINS
-from support.rounding import FLOAT, neighbours
 
 LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -26,17 +26,7 @@ def measure(layer, x, dy):
     return {name: t.double() for name, t in found.items()}
 
 
-def takes_mean(layer):
-    """Whether there is a difference of large numbers to take."""
-    return not isinstance(layer, nn.RMSNorm | nn.LocalResponseNorm)
-
-
-def last_rounding(truth, dtype):
-    """What the type alone costs: half the distance to its next number, in half precision after a float's rounding."""
-    value = truth.to(dtype)
-    below, above = neighbours(value)
-    half = torch.maximum(above - value.double(), value.double() - below) / 2
-    return 1.01 * half + (FLOAT * truth.abs().max() if dtype.itemsize == 2 else 0.0)
+KINDS = {"output": "output", "gradients": "dx", "statistics": "running_var"}  # as the bound calls them
 
 
 def dtypes(case):
@@ -64,7 +54,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("case", "training", "dtype", "layout", "mean"), ROWS)
-def test_never_further_from_float64_than_torch(case, training, dtype, layout, mean, record_property):
+def test_as_near_to_float64_as_torch(case, training, dtype, layout, mean, record_property):
     shape = tuple(6 * n if d in case.free else n for d, n in enumerate(case.shape))
     ours = case.layer(dtype, training)
     theirs = case.torch_layer(ours)
@@ -77,8 +67,7 @@ def test_never_further_from_float64_than_torch(case, training, dtype, layout, me
     found, torchs = measure(ours, x, dy), measure(theirs, x, dy)
     mode = "train" if training else "eval"
     for what, truth in reference.items():
-        our_errors = (found[what] - truth).abs()
-        our_error = our_errors.max().item()
+        our_error = (found[what] - truth).abs().max().item()
         torch_error = (
             (torchs[what] - truth).abs().nan_to_num(nan=torch.inf, posinf=torch.inf).max().item()
         )  # NaN is as far as can be
@@ -88,14 +77,8 @@ def test_never_further_from_float64_than_torch(case, training, dtype, layout, me
         record_property("accuracy", (mode, str(dtype)[6:], layout, f"{mean:g}", kind, torch_error, our_error))
         if on_torch and mean > 1e3 and dtype.itemsize == 2:
             continue  # the numbers of this type are 8 or more apart there: of a spread of 1, nothing is left
-        if on_torch:
-            bound = bound_of_any(
-                "running_var" if kind == "statistics" else "dx" if kind == "gradients" else what, truth
-            )
-            assert our_error <= max(2 * torch_error, bound.allowed(dtype).item()), what
-            continue
-        if our_error > torch_error:  # by a tie that falls its way, where both are as exact as the type allows
-            assert (our_errors <= last_rounding(truth, dtype)).all(), what
-        weak = mean > 1e3 and layout == "channels_last" and takes_mean(ours)
-        if weak and dtype == torch.float32 and what == "output" and training:
-            assert our_error <= torch_error / 10
+        allowed = bound_of_any(KINDS[kind], truth).allowed(dtype).item()
+        assert our_error <= max(2 * torch_error, allowed), what
+        loses_digits = what == "output" and dtype is torch.float32 and torch_error > 100 * allowed
+        if loses_digits and not on_torch:
+            assert our_error <= torch_error / 30

@@ -211,8 +211,7 @@ def test_the_reference_is_compiled_in_parts():
 
 
 PARTS = {
-    "silu": lambda x: nk.functional.layer_norm(x, 5, activation="silu"),
-    "float64": lambda x: nk.functional.layer_norm(x.double(), 5).float(),
+    "float64 and silu": lambda x: nk.functional.layer_norm(x.double(), 5, activation="silu").float(),
     "mask": lambda x: nk.functional.batch_norm(x, None, None, training=True, mask=x[:, 0] > -1),
     "torch.func": torch.func.grad(lambda x: nk.functional.layer_norm(x, 5).square().sum()),
     "forward mode": lambda x: torch.func.jvp(lambda t: nk.functional.layer_norm(t, 5), (x,), (x,))[1],
@@ -232,7 +231,7 @@ def test_what_the_loops_cannot_do_is_compiled_in_parts(what):
 
 def exported(name, training, backend, **options):
     build, shape = LAYERS[name]
-    layer, x = randomize_(build(**options)).train(training), batch(shape)
+    layer, x = randomize_(build(**options)).train(training), batch(shape, options.get("dtype", torch.float32))
     with select.backend(backend):
         return layer, torch.export.export(copy.deepcopy(layer), (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
 
@@ -258,7 +257,7 @@ def test_exported_without_being_asked_for_it_runs_anywhere(name, training):
 
 def test_exported_on_demand_it_is_whole_or_refused():
     with pytest.raises(nk.BackendError, match="were asked for and cannot run"):
-        exported("BatchNorm2d", False, "native", activation="silu")
+        exported("BatchNorm2d", False, "native", activation="silu", dtype=torch.float64)
 
 
 LOAD = """
@@ -330,9 +329,9 @@ def strided(shape):
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["batch", "stored"])
-@pytest.mark.parametrize("why", ["reference", "no core", "float64", "silu", "strided", "strided residual"])
+@pytest.mark.parametrize("why", ["reference", "no core", "float64 and silu", "strided", "strided residual"])
 def test_where_the_loops_cannot_run_the_reference_does(why, stored, monkeypatch):
-    options = {"float64": {"dtype": torch.float64}, "silu": {"activation": "silu"}}.get(why, {})
+    options = {"float64 and silu": {"dtype": torch.float64, "activation": "silu"}}.get(why, {})
     tensors, recipe = arguments(**options)
     if why.startswith("strided"):
         where = 3 if "residual" in why else 0
@@ -351,9 +350,9 @@ def test_where_the_loops_cannot_run_the_reference_does(why, stored, monkeypatch)
         dy = torch.randn_like(found)
         gradients = [torch.autograd.grad(y, tensors, dy) for y in (found, expected)]
     assert found.stride() == torch.empty_like(x).stride()
-    torch.testing.assert_close(found, expected, rtol=2e-7, atol=1e-7)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["batch", "stored"])

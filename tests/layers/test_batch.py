@@ -302,13 +302,14 @@ def test_batch_moments():
     x = torch.randn(6, 4, 5) * 3 + 7
     mask = torch.rand(6, 5) > 0.4
     m = nk.functional.batch_moments(x)
-    torch.testing.assert_close(m.mean, x.double().mean((0, 2)))
-    torch.testing.assert_close(m.unbiased_var, x.double().var((0, 2)))
+    lost = {"rtol": 24 * torch.finfo(torch.float32).eps, "atol": 0.0}  # as the bound of running variances
+    torch.testing.assert_close(m.mean, x.double().mean((0, 2)), **lost)
+    torch.testing.assert_close(m.unbiased_var, x.double().var((0, 2)), **lost)
     assert m.count == 30
     kept = x.double().movedim(1, -1)[mask]
     m = nk.functional.batch_moments(x, mask)
-    torch.testing.assert_close(m.mean, kept.mean(0))
-    torch.testing.assert_close(m.unbiased_var, kept.var(0))
+    torch.testing.assert_close(m.mean, kept.mean(0), **lost)
+    torch.testing.assert_close(m.unbiased_var, kept.var(0), **lost)
     assert (m.count == mask.sum()).all()
 
 

@@ -1,6 +1,6 @@
-"""How far two results may lie apart that were computed in double, in another order, and then rounded once.
+"""How far two results may lie apart that were computed in another order: one in double, the other in a type's lanes.
 
-Half precision is summed in double, too, but applied in float: for it, a float's rounding comes on top.
+Those of float64 are double; all others are float, with sums that are added to one in double now and then.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from support.problems import Problem
 
 DOUBLE = 1e-13  # what sums of a few thousand doubles lose at most, relative to their terms
 FLOAT = 4 * 2.0**-24  # what four roundings to float lose
+LANES = 16 * 2.0**-24  # what a formula in float lanes loses, relative to its largest term: sixteen roundings at most
 
 
 def neighbours(t: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,44 +70,44 @@ def slack_of(p: Problem) -> dict[str, Tensor]:
         size = x.abs() + mean.abs()
     inverse_std = (var + p.eps).rsqrt()
     xhat = (x - mean) * inverse_std
-    relative = DOUBLE * (1 + size * inverse_std)  # a mean is as exact as its values are large
+    lanes = DOUBLE if p.tensors["x"].dtype is torch.float64 else LANES
+    relative = lanes + DOUBLE * size * inverse_std  # a mean is as exact as its values are large
     e_xhat = relative * (1 + xhat.abs())
     z = xhat * weight + bias + residual
-    is_line = p.family in ("layer", "rms") and ("weight" in p.tensors or "bias" in p.tensors)  # worked in double
-    applied = FLOAT if p.tensors["x"].dtype.itemsize == 2 and not is_line else DOUBLE
-    e_z = weight.abs() * e_xhat + applied * ((xhat * weight).abs() + bias.abs() + residual.abs())
-    dz, e_dz = _behind_activation(p, dy, z, e_z)
+    e_z = weight.abs() * e_xhat + lanes * ((xhat * weight).abs() + bias.abs() + residual.abs())
+    dz, e_dz = _behind_activation(p, dy, z, e_z, lanes)
     g, e_g = dz * weight, e_dz * weight.abs()
     e_dx, terms = e_g, g.abs()
     if p.own_statistics:
         e_dx = e_g + average(e_g) + xhat.abs() * average(e_g * xhat.abs() + g.abs() * e_xhat)
         e_dx = e_dx + e_xhat * average((g * xhat).abs())
         terms = terms + average(g.abs()) + xhat.abs() * average((g * xhat).abs())
-    of_scale = relative if p.own_statistics else DOUBLE  # stored statistics do not depend on x, which may be NaN
-    e_dx = inverse_std * (e_dx + (of_scale + applied) * terms)
+    of_scale = relative if p.own_statistics else lanes  # stored statistics do not depend on x, which may be NaN
+    e_dx = inverse_std * (e_dx + (of_scale + lanes) * terms)
     if p.residual_is_x:  # two gradients, each rounded before they are added
         e_dx = e_dx + e_dz + torch.finfo(p.tensors["x"].dtype).eps * (inverse_std * terms + dz.abs())
-    e_dweight = e_dz * xhat.abs() + dz.abs() * e_xhat + DOUBLE * (dz * xhat).abs()
-    e_dbias = e_dz + DOUBLE * dz.abs()
+    e_dweight = e_dz * xhat.abs() + dz.abs() * e_xhat + lanes * (dz * xhat).abs()
+    e_dbias = e_dz + lanes * dz.abs()
     shape = p.tensors["x"].shape
-    slack = {"y": (1.2 * e_z).reshape(shape), "dx": e_dx.reshape(shape), "dresidual": e_dz.reshape(shape)}
+    e_y = 1.2 * e_z if p.activation is None else 1.2 * e_z + lanes * ACTIVATIONS[p.activation].function(z).abs()
+    slack = {"y": e_y.reshape(shape), "dx": e_dx.reshape(shape), "dresidual": e_dz.reshape(shape)}
     like = _per_channel(p, torch.empty(p.own), 0.0).shape
     slack |= {n: e.sum_to_size(like).reshape(p.own) for n, e in (("dweight", e_dweight), ("dbias", e_dbias))}
     return slack | _slack_of_stored(p, x, mean, size)
 
 
-def _behind_activation(p: Problem, dy: Tensor, z: Tensor, e_z: Tensor) -> tuple[Tensor, Tensor]:
+def _behind_activation(p: Problem, dy: Tensor, z: Tensor, e_z: Tensor, lanes: float) -> tuple[Tensor, Tensor]:
     """The gradient of what enters the activation, and its error."""
     if p.activation is None:
-        return dy, DOUBLE * dy.abs()
+        return dy, lanes * dy.abs()
     dz = dy * ACTIVATIONS[p.activation].slope(z)
     if "relu" not in p.activation:
-        return dz, dy.abs() * (e_z + DOUBLE)  # no slope changes faster than its argument
+        return dz, dy.abs() * (e_z + lanes)  # no slope changes faster than its argument
     # At the kink, and for NaN, the slope is either. It may be told from the output, as torch's is: then the kink is as
     # wide as what becomes zero there.
     output = torch.finfo(p.tensors["x"].dtype)
     is_clear = z.abs() > e_z.clamp(min=output.smallest_normal * output.eps)
-    return dz, dy.abs() * (~is_clear + DOUBLE)
+    return dz, dy.abs() * (~is_clear + lanes)
 
 
 def _slack_of_stored(p: Problem, x: Tensor, mean: Tensor, size: Tensor) -> dict[str, Tensor]:
@@ -114,8 +115,12 @@ def _slack_of_stored(p: Problem, x: Tensor, mean: Tensor, size: Tensor) -> dict[
         return {}
     old_mean, old_var = (p.tensors[name].double().abs() for name in ("mean", "var"))
     spread = (x - mean).abs().amax(_over(p), keepdim=True)
-    new = [t.amax(0).reshape(p.own) for t in (size, (spread.square() + size.square() * DOUBLE))]
-    return {"mean": DOUBLE * (old_mean + new[0]), "var": 4 * DOUBLE * (old_var + new[1])}
+    lanes = DOUBLE if p.tensors["x"].dtype is torch.float64 else LANES
+    new = [t.amax(0).reshape(p.own) for t in (size, spread, spread.square() + size.square() * DOUBLE)]
+    return {
+        "mean": DOUBLE * (old_mean + new[0]) + lanes * new[1],
+        "var": 4 * DOUBLE * old_var + 4 * lanes * new[2],
+    }
 
 
 # ---- the shapes in which the formulas are the same for all families --------------------------------------------------

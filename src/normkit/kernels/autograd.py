@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from normkit.kernels import reference
-from normkit.kernels.native import NO_UPDATE, backward, evaluate, forward
+from normkit.kernels.native import (
+    DONE,
+    NO_EXTRAS,
+    NO_UPDATE,
+    ODD_PADDING,
+    Again,
+    Extras,
+    Update,
+    backward,
+    evaluate,
+    forward,
+    is_output_kept,
+    like,
+)
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
@@ -18,63 +31,64 @@ from normkit.moments import Moments
 _LEAST_WEIGHT = 1e-3  # below this, too little of the input is left in the output to be worked out again
 
 
+class Call(NamedTuple):
+    """What a call is apart from its tensors, and what it leaves."""
+
+    plan: Plan
+    update: Update = NO_UPDATE  # of running statistics
+    stored: tuple[Tensor, Tensor] | None = None  # means and variances to normalize with, in place of the input's own
+    through: bool = False  # whether gradients flow through the stored ones, as through the input's own
+    extras: Extras = NO_EXTRAS
+    kept: list[Any] | None = None  # to append means and variances to, and the outcome
+
+
 class Normalize(torch.autograd.Function):
-    """As `reference.Normalize`; only the input is kept and, where an activation follows a residual, the output too."""
+    """As `reference.Normalize`; only the input is kept and, where an activation follows a residual, one tensor more."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, call: Call
     ) -> Tensor:
         """Return the output."""
-        plan, update, stored, kept = call
-        ctx.plan, ctx.is_stored = plan, stored is not None
+        plan, update, stored, through, extras, kept = call
+        given = x
+        if plan.copy is not None:
+            x = plan.dense(given)
+        beside = None if residual is None else like(residual, x)
+        ctx.plan, ctx.is_stored, ctx.extras = plan, stored is not None and not through, extras
         # Statistics are neither inputs nor outputs of the function: autograd need not follow them.
+        outcome = DONE
         if stored is None:
             y = torch.empty_like(x)
-            ctx.both = forward(x, weight, bias, residual, y, plan, update)
+            ctx.both, outcome = forward(x, weight, bias, beside, y, plan, update, extras)
         else:
-            y = evaluate(x, weight, bias, residual, *stored, plan)
+            y = evaluate(x, weight, bias, beside, *stored, plan)
             ctx.both = torch.stack(stored).double()
         if kept is not None:
-            kept.append(ctx.both)
+            kept += ctx.both, outcome
         if residual is None or plan.recipe.activation is None:
             ctx.save_for_backward(x, weight, bias)
         else:
-            ctx.save_for_backward(x, weight, bias, residual, y)
-        return y
+            ctx.save_for_backward(x, weight, bias, residual, y if is_output_kept(plan.recipe.activation) else beside)
+        return y if plan.copy is None else like(y, given)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Gradients of x, weight, bias and residual."""
         x, weight, bias, *signed = ctx.saved_tensors
-        residual, y = signed or (None, None)
+        residual, beside = signed or (None, None)
         wants, stored = ctx.needs_input_grad, ctx.is_stored
         if not torch.is_grad_enabled():
-            return (*backward(ctx.plan, wants, grads[0], x, weight, bias, y, ctx.both, stored, False), None)
+            tensors = (x, weight, bias, beside, ctx.both)
+            return (*backward(ctx.plan, wants, grads[0], *tensors, stored, False, ctx.extras), None)
         # To be differentiated again, it must be made of operators.
-        again = _gradients_of_stored if stored else _gradients
-        return (*again(ctx.plan, wants, grads[0], x, weight, bias, residual, ctx.both), None)
-
-
-# What a call is apart from its tensors: its plan, the update of running statistics, stored statistics (which get no
-# gradient), and a list to append means and variances to.
-Call = tuple[Plan, tuple[float, ...], tuple[Tensor, Tensor] | None, list[Tensor] | None]
+        if stored or ctx.extras.again is not None:
+            forward_again = ctx.extras.again or _stored_again(ctx.plan, ctx.both)
+            return (*_gradients_of(forward_again, wants, grads[0], x, weight, bias, residual), None)
+        return (*_gradients(ctx.plan, wants, grads[0], x, weight, bias, residual, ctx.extras.mask), None)
 
 
 def _gradients(
-    plan: Plan, wants: Sequence[bool], dy: Tensor, x: Tensor, weight: Any, bias: Any, residual: Tensor | None, _: Tensor
-) -> tuple[Any, ...]:
-    recipe = plan.recipe
-    own = (recipe.view(weight), recipe.view(bias))
-    dx, dweight, dbias, dresidual = reference.gradients(
-        plan.divided(dy), plan.divided(x), *own, residual, None, recipe, wants[3]
-    )
-    dweight = None if dweight is None else dweight.reshape(weight.shape)
-    dbias = None if dbias is None else dbias.reshape(bias.shape)
-    return plan.undivided(dx), dweight, dbias, dresidual
-
-
-def _gradients_of_stored(
     plan: Plan,
     wants: Sequence[bool],
     dy: Tensor,
@@ -82,15 +96,41 @@ def _gradients_of_stored(
     weight: Any,
     bias: Any,
     residual: Tensor | None,
-    both: Tensor,
+    mask: Tensor | None,
+) -> tuple[Any, ...]:
+    recipe = plan.recipe
+    own = (recipe.view(weight), recipe.view(bias))
+    dx, dweight, dbias, dresidual = reference.gradients(
+        plan.divided(dy), plan.divided(x), *own, residual, mask, recipe, wants[3]
+    )
+    dweight = None if dweight is None else dweight.reshape(weight.shape)
+    dbias = None if dbias is None else dbias.reshape(bias.shape)
+    return plan.undivided(dx), dweight, dbias, dresidual
+
+
+def _gradients_of(
+    forward_again: Again,
+    wants: Sequence[bool],
+    dy: Tensor,
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    residual: Tensor | None,
 ) -> tuple[Any, ...]:
     if residual is None and wants[3]:
         residual = torch.zeros_like(x).requires_grad_()  # its gradient is the output's, whatever its value
     inputs = [t if wanted else None for t, wanted in zip((x, weight, bias, residual), wants, strict=False)]
     with torch.enable_grad():
-        y = reference.normalize_stored(x, plan.recipe, Moments(both[0], both[1], 0), weight, bias, residual)
+        y = forward_again(x, weight, bias, residual)
         found = iter(torch.autograd.grad(y, [t for t in inputs if t is not None], dy, create_graph=True))
     return tuple(None if t is None else next(found) for t in inputs)
+
+
+def _stored_again(plan: Plan, both: Tensor) -> Again:
+    def forward_again(x: Tensor, weight: Any, bias: Any, residual: Tensor | None) -> Tensor:
+        return reference.normalize_stored(x, plan.recipe, Moments(both[0], both[1], 0), weight, bias, residual)
+
+    return forward_again
 
 
 class NormalizeInPlace(torch.autograd.Function):
@@ -106,13 +146,13 @@ class NormalizeInPlace(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         plan: Plan,
-        update: tuple[float, ...],
-        kept: list[Tensor],
+        update: Update,
+        kept: list[Any],
     ) -> Tensor:
-        """Return the input, overwritten, and leave means and variances in `kept`."""
+        """Return the input, overwritten, and leave means, variances and the outcome in `kept`."""
         ctx.plan = plan
-        ctx.both = forward(x, weight, bias, None, x, plan, update)
-        kept.append(ctx.both)
+        ctx.both, outcome = forward(x, weight, bias, None, x, plan, update)
+        kept += ctx.both, outcome
         ctx.mark_dirty(x)
         ctx.save_for_backward(x, weight, bias)
         return x
@@ -133,11 +173,9 @@ class NormalizeInPlace(torch.autograd.Function):
 apply = super(torch.autograd.Function, Normalize).apply
 
 
-def call(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan, update: tuple[float, ...] = NO_UPDATE
-) -> Tensor:
+def call(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan, update: Update = NO_UPDATE) -> Tensor:
     """Return the output alone, of a call on the fast path."""
-    return cast(Tensor, apply(x, weight, bias, None, (plan, update, None, None)))
+    return cast(Tensor, apply(x, weight, bias, None, Call(plan, update)))
 
 
 def normalize(
@@ -147,18 +185,30 @@ def normalize(
     residual: Tensor | None,
     plan: Plan,
     inplace: bool = False,
-    update: tuple[float, ...] = NO_UPDATE,
-) -> tuple[Tensor, Tensor]:
-    """Return what `reference.normalize` does, and means and variances for `plan.moments`.
+    update: Update = NO_UPDATE,
+    extras: Extras = NO_EXTRAS,
+) -> tuple[Tensor, Tensor, int]:
+    """Return what `reference.normalize` does, means and variances for `plan.moments`, and the outcome.
 
     In place, the result is in the memory of x, if that can be worked out again from the result.
     """
-    kept: list[Tensor] = []
-    if inplace and residual is None and _is_invertible(plan.recipe, weight):
+    kept: list[Any] = []
+    if (
+        inplace
+        and residual is None
+        and extras is NO_EXTRAS
+        and plan.copy is None
+        and _is_invertible(plan.recipe, weight)
+    ):
         y = NormalizeInPlace.apply(x, weight, bias, plan, update, kept)
     else:
-        y = apply(x, weight, bias, residual, (plan, update, None, kept))
-    return y, kept[0]
+        y = apply(x, weight, bias, residual, Call(plan, update, extras=extras, kept=kept))
+    both, outcome = kept
+    if outcome == ODD_PADDING:  # which counts as zero, and no gradient of zero would remove a NaN
+        assert extras.mask is not None
+        x = torch.where(extras.mask | x.isfinite(), x, 0)
+        return normalize(x, weight, bias, residual, plan, inplace, update, extras)
+    return y, both, outcome
 
 
 def _is_invertible(recipe: Recipe, weight: Tensor | None) -> bool:
@@ -175,9 +225,17 @@ def normalize_stored(
     bias: Tensor | None,
     residual: Tensor | None,
     plan: Plan,
+    extras: Extras | None = None,
 ) -> Tensor:
-    """As `reference.normalize_stored`, for statistics without a gradient."""
+    """As `reference.normalize_stored`, for statistics without a gradient.
+
+    With `extras`, gradients flow through the statistics nevertheless, as if they were those of x, or of x among others.
+    """
     mean, var = stored.mean, stored.var
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual)):
-        return cast(Tensor, apply(x, weight, bias, residual, (plan, NO_UPDATE, (mean, var), None)))
-    return evaluate(x, weight, bias, residual, mean, var, plan)
+        through, extras = extras is not None, extras or NO_EXTRAS
+        call = Call(plan, stored=(mean, var), through=through, extras=extras)
+        return cast(Tensor, apply(x, weight, bias, residual, call))
+    dense = plan.dense(x)
+    y = evaluate(dense, weight, bias, None if residual is None else like(residual, dense), mean, var, plan)
+    return y if dense is x else like(y, x)

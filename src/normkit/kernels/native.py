@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,28 @@ from normkit.kernels.core import loops
 from normkit.kernels.plans import Plan
 from normkit.moments import Moments
 
-NO_UPDATE = (0, 0, 0, 0, 0.0)  # of running statistics: see `update_of`
+Update = tuple[float, ...]  # of running statistics: see `update_of`
+NO_UPDATE: Update = (0, 0, 0, 0, 0.0, 0)
 _STORED_TYPES = (torch.float32, torch.float64)
+_NON_FINITE = {"propagate": 0, "raise": 1, "skip-update": 2}
+
+# What a forward says of itself: see Outcome in csrc/module.cpp.
+DONE, ODD_PADDING, NON_FINITE = 0, 1, 2
+
+
+Again = Callable[[Tensor, Any, Any, "Tensor | None"], Tensor]  # of x, weight, bias and residual
+
+
+class Extras(NamedTuple):
+    """What only some calls have."""
+
+    mask: Tensor | None = None  # contiguous booleans for each example and position, as they broadcast against x
+    floor: Tensor | None = None  # of the threshold, one for each channel
+    values: float = 0.0  # that share statistics, if more than these; 0: these
+    again: Again | None = None  # the same output, made of operators, if the plan's own formula is not all of it
+
+
+NO_EXTRAS = Extras()
 
 
 def _pointer(t: Tensor | None) -> int:
@@ -34,12 +54,13 @@ def backward(
     x: Tensor,
     weight: Any,
     bias: Any,
-    y: Any,
+    beside: Any,
     both: Tensor,
     stored: bool,
     inverted: bool,
+    extras: Extras = NO_EXTRAS,
 ) -> Any:
-    """Gradients of x, weight, bias and residual; `y` is given if an activation's sign must be read from it."""
+    """Gradients of x, weight, bias and residual; `beside` is what `is_output_kept` says, where there is a residual."""
     if dy.dtype is not x.dtype or dy.stride() != x.stride():
         dy = like(dy, x)
     dx = torch.empty_like(x)
@@ -47,25 +68,34 @@ def backward(
     plain_bias: Any = plan.plain(bias)
     dweight = torch.empty_like(plain_weight) if wants[1] else None
     dbias = torch.empty_like(plain_bias) if wants[2] else None
-    dresidual = torch.empty_like(x) if y is not None and wants[3] else None
+    dresidual = torch.empty_like(x) if beside is not None and wants[3] else None
+    mask, floor, values, _ = extras
     loops.backward(
         *plan.arguments(x, plain_weight, plain_bias, both),
-        0 if y is None else y.data_ptr(),
+        0 if beside is None else beside.data_ptr(),
         dy.data_ptr(),
         dx.data_ptr(),
         0 if dresidual is None else dresidual.data_ptr(),
         0 if dweight is None else dweight.data_ptr(),
         0 if dbias is None else dbias.data_ptr(),
+        0 if mask is None else mask.data_ptr(),
+        0 if floor is None else floor.data_ptr(),
+        values,
         stored,
         inverted,
     )
-    if y is None and wants[3]:
+    if beside is None and wants[3]:
         dresidual = dy  # nothing comes between the residual and the output
     if dweight is not None and plain_weight is not weight:
         dweight = plan.as_parameter(dweight, weight)
     if dbias is not None and plain_bias is not bias:
         dbias = plan.as_parameter(dbias, bias)
     return dx, dweight, dbias, dresidual
+
+
+def is_output_kept(activation: str | None) -> bool:
+    """Whether a backward with a residual tells the activation's slope from the output; else it needs the residual."""
+    return activation in ("relu", "leaky_relu")
 
 
 def forward(
@@ -75,21 +105,23 @@ def forward(
     residual: Tensor | None,
     y: Tensor,
     plan: Plan,
-    update: tuple[float, ...],
-) -> Tensor:
-    """Write the output to `y`; return means and variances."""
+    update: Update = NO_UPDATE,
+    extras: Extras = NO_EXTRAS,
+) -> tuple[Tensor, int]:
+    """Write the output to `y`; return means and variances, and the outcome."""
     both = x.new_empty(2 * plan.statistics, dtype=torch.float64)
     plain_weight, plain_bias = plan.plain(weight), plan.plain(bias)
     arguments = plan.arguments(x, plain_weight, plain_bias, both)
-    loops.forward(*arguments, _pointer(residual), y.data_ptr(), *update)
-    return both
+    residual_pointer, mask, floor = _pointer(residual), _pointer(extras.mask), _pointer(extras.floor)
+    return both, loops.forward(*arguments, residual_pointer, y.data_ptr(), mask, floor, *update)
 
 
-def moments(x: Tensor, plan: Plan) -> Moments:
+def moments(x: Tensor, plan: Plan, mask: Tensor | None = None) -> Moments:
     """As `reference.moments`, without a gradient and without the reduced dimensions."""
+    x, mask = plan.dense(x), None if mask is None else mask.contiguous()
     both = x.new_empty(2 * plan.statistics, dtype=torch.float64)
-    loops.moments(*plan.arguments(x, None, None, both))
-    return plan.moments(both)
+    loops.moments(*plan.arguments(x, None, None, both), _pointer(mask))
+    return plan.moments(both, mask)
 
 
 def evaluate(
@@ -101,7 +133,7 @@ def evaluate(
     var: Tensor,
     plan: Plan,
 ) -> Tensor:
-    """As `normalize_stored`, without autograd."""
+    """As `normalize_stored`, without autograd; x and the residual have one layout."""
     plain = mean.dtype is var.dtype is torch.float32 and mean.is_contiguous() and var.is_contiguous()
     if not plain:
         mean, var = mean.double().contiguous(), var.double().contiguous()
@@ -113,14 +145,14 @@ def evaluate(
 
 
 def backward_sums(
-    dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor | None, m: Moments, plan: Plan
+    dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, beside: Tensor | None, m: Moments, plan: Plan
 ) -> Tensor:
     """The first half of a backward: sums of dz, the gradient of what enters the activation, and of dz * xhat."""
     dy, both = like(dy, x), torch.stack([m.mean, m.var]).double()
     plain_weight, plain_bias = plan.plain(weight), plan.plain(bias)
     sums = x.new_empty(2, *plan.shape, dtype=torch.float64)
     arguments = plan.arguments(x, plain_weight, plain_bias, both)
-    loops.backward_sums(*arguments, _pointer(y), dy.data_ptr(), sums[0].data_ptr(), sums[1].data_ptr())
+    loops.backward_sums(*arguments, _pointer(beside), dy.data_ptr(), sums[0].data_ptr(), sums[1].data_ptr())
     return sums
 
 
@@ -129,29 +161,33 @@ def backward_apply(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    y: Tensor | None,
+    beside: Tensor | None,
     m: Moments,
     plan: Plan,
-    sums: Tensor,
+    means: Tensor,
     wants_dresidual: bool,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The second half: the gradients of x and of the residual, from sums over everything that shares the statistics."""
+    """The second half: the gradients of x and of the residual.
+
+    `means` are those of g = dz * weight and of g * xhat, over everything that shares a statistic.
+    """
     dy, both = like(dy, x), torch.stack([m.mean, m.var]).double()
     dx = torch.empty_like(x)
-    dresidual = torch.empty_like(x) if wants_dresidual and y is not None else None
+    dresidual = torch.empty_like(x) if wants_dresidual and beside is not None else None
     plain_weight, plain_bias = plan.plain(weight), plan.plain(bias)
-    sums = sums.double().contiguous()
+    means, mask = means.double().contiguous(), None if mask is None else mask.contiguous()
     loops.backward_apply(
         *plan.arguments(x, plain_weight, plain_bias, both),
-        _pointer(y),
+        _pointer(beside),
         dy.data_ptr(),
         dx.data_ptr(),
         _pointer(dresidual),
-        sums[0].data_ptr(),
-        sums[1].data_ptr(),
-        float(m.count),
+        means[0].data_ptr(),
+        means[1].data_ptr(),
+        _pointer(mask),
     )
-    return dx, dy if wants_dresidual and y is None else dresidual
+    return dx, dy if wants_dresidual and beside is None else dresidual
 
 
 def copy_past_cache(source: Tensor, target: Tensor) -> None:
@@ -172,17 +208,25 @@ def is_plain_memory(mean: Tensor, var: Tensor) -> bool:
 
 
 def update_of(
-    mean: Tensor, var: Tensor, count: int | Tensor, momentum: float | Tensor | None
-) -> tuple[float, ...] | None:
+    mean: Tensor,
+    var: Tensor,
+    count: int | Tensor,
+    momentum: float | Tensor | None,
+    nonfinite: str = "propagate",
+) -> Update | None:
     """Return what moves these statistics along with a forward, as `Update` in csrc/update.h; None if it cannot."""
-    if not isinstance(momentum, float | int) or not is_plain_memory(mean, var) or mean.is_inference():
+    if not is_plain_memory(mean, var) or mean.is_inference():
         return None
     counter = 0
     if isinstance(count, Tensor):
         if type(count) is not Tensor or count.dtype is not torch.int64 or not count.is_cpu:
             return None
         counter = count.data_ptr()
-    return mean.data_ptr(), var.data_ptr(), counter, mean.dtype is torch.float64, momentum
+    if momentum is None and counter:
+        momentum = -1.0  # a plain average over the batches counted
+    if not isinstance(momentum, float | int):
+        return None
+    return mean.data_ptr(), var.data_ptr(), counter, mean.dtype is torch.float64, momentum, _NON_FINITE[nonfinite]
 
 
 def count_update(mean: Tensor, var: Tensor, count: int | Tensor) -> None:

@@ -17,13 +17,12 @@ from torch import Tensor
 
 from normkit.activations import ACTIVATIONS
 from normkit.errors import ShapeError
-from normkit.kernels import native, plans, reference, select
+from normkit.kernels import native, reference, select
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
 
 _WIDE = torch.float64  # the type of statistics
-_SIGNED = ("relu", "leaky_relu")  # the slope of these can be read from what comes out of them
 
 _TENSORS = "Tensor x, Tensor? weight, Tensor? bias, Tensor? residual"
 _RECIPE = "int[] over, float eps, str? activation, bool centred, SymInt[]? parameters"
@@ -44,7 +43,7 @@ def _normalize(
         statistics = torch.stack([m.mean.squeeze(recipe.over), m.var.squeeze(recipe.over)]).to(_WIDE)
     else:
         y = torch.empty_like(dense)
-        statistics = native.forward(dense, weight, bias, beside, y, plan, native.NO_UPDATE).view(2, *plan.shape)
+        statistics = native.forward(dense, weight, bias, beside, y, plan)[0].view(2, *plan.shape)
     return native.like(y, x), statistics
 
 
@@ -126,18 +125,12 @@ def _planned(
     statistics: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Plan | None]:
     """Return x and another tensor in memory that the loops can go over, and their plan, or None if they cannot."""
-    beside = _beside(x, other)
-    if isinstance(plans.plan(x, recipe, weight, bias, beside), str):
-        x = x.contiguous()
-        beside = _beside(x, other)
-    plan = select.plan_for(x, recipe, weight, bias, beside)
+    plan = select.plan_for(x, recipe, weight, bias, other)
     if plan is not None and statistics is not None and statistics.numel() != 2 * plan.statistics:
         plan = None
-    return x, beside, plan
-
-
-def _beside(x: Tensor, other: Tensor | None) -> Tensor | None:
-    return other if other is None or other.dtype is not x.dtype else native.like(other, x)
+    if plan is not None:
+        x = plan.dense(x)
+    return x, None if other is None or other.dtype is not x.dtype else native.like(other, x), plan
 
 
 def _wanted(of_all: Sequence[Any], wants: Sequence[bool]) -> list[Any]:
@@ -160,7 +153,7 @@ def _gradients(
     stored: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight, bias and residual."""
-    if kept is not None and recipe.activation in _SIGNED:
+    if kept is not None and recipe.activation is not None and native.is_output_kept(recipe.activation):
         dy = dy * ACTIVATIONS[recipe.activation].slope(kept.to(m.mean.dtype))
         recipe, kept = recipe._replace(activation=None), None
     scale, shift = recipe.view(weight), recipe.view(bias)
@@ -193,7 +186,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     activation, ctx.stored = ctx.terms[2], len(rest) > 5
     kept = None
     if residual is not None and activation is not None:
-        kept = y if activation in _SIGNED else residual
+        kept = y if native.is_output_kept(activation) else residual
     ctx.save_for_backward(x, weight, bias, kept, statistics)
 
 

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +16,20 @@ from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
 from normkit.tracing import is_exporting, is_watched
 
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2}
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+THRESHOLD = "threshold"  # not an activation that users name: max(z, floor), with a floor for each channel
+_ACTIVATIONS = {
+    None: 0,
+    "relu": 1,
+    "leaky_relu": 2,
+    "silu": 3,
+    "gelu": 4,
+    "sigmoid": 5,
+    "tanh": 6,
+    THRESHOLD: 7,
+}
+Copy = Literal["dense", "contiguous"]  # in the order of the input's dimensions in memory, or in that of its shape
+_SMOOTH = ("silu", "gelu", "sigmoid", "tanh")  # in float lanes alone
 
 
 class Layout(NamedTuple):
@@ -69,8 +80,7 @@ def layout_of(x: Tensor, recipe: Recipe, parameter: Sequence[int]) -> Layout | N
 
 
 def _is_channels_last(x: Tensor) -> bool:
-    form = _CHANNELS_LAST.get(x.dim())
-    return form is not None and x.is_contiguous(memory_format=form)
+    return x.dim() > 2 and x.movedim(1, -1).is_contiguous()
 
 
 def plan(
@@ -86,22 +96,24 @@ def plan(
         return core.WHY_NOT
     if not x.is_cpu:
         return f"the loops run on CPUs; this is {x.device.type}"
-    if mask is not None:
-        return "the loops count every value"
     if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
         return f"the loops read plain tensors; this is a {type(x).__name__}"
-    stride = x.stride()
-    if residual is not None and (residual.dtype is not x.dtype or residual.stride() != stride):
-        return "the residual has another type or layout than the input"
+    if residual is not None and residual.dtype is not x.dtype:
+        return f"the residual has another type than the input: {residual.dtype}, not {x.dtype}"
     if torch.compiler.is_compiling() or is_exporting() or is_watched():
         return "a compiler, a transform or a dispatch mode watches the operators"
     own: Sequence[int] = ()
     for t in (weight, bias):
         if t is not None:
             own = recipe.parameters or t.shape
-            if t.dtype is torch.float64 or not t.is_cpu:
-                return f"the loops take weight and bias on this CPU and no wider than float32; got {t.dtype}"
-    return _plan(x.dtype, x.shape, stride, recipe, own)
+            if not t.is_cpu:
+                return f"weight and bias are on another device than the input: {t.device.type}"
+    found = _plan(x.dtype, x.shape, x.stride(), recipe, own)
+    if mask is not None and isinstance(found, Plan):
+        layout = found.layout
+        if mask.numel() != layout.populations * layout.examples * layout.positions:
+            return "the loops take one mask for all channels"
+    return found
 
 
 def takes(
@@ -111,11 +123,13 @@ def takes(
     return (
         core.WHY_NOT is None
         and x.device.type == "cpu"
-        and x.dtype in _TYPES
-        and activation in _ACTIVATIONS
+        and _has(x.dtype, activation)
         and (residual is None or residual.dtype is x.dtype)
-        and all(t is None or t.dtype is not torch.float64 for t in (weight, bias))
     )
+
+
+def _has(dtype: torch.dtype, activation: str | None) -> bool:
+    return dtype in _TYPES and activation in _ACTIVATIONS and not (dtype is torch.float64 and activation in _SMOOTH)
 
 
 @lru_cache(maxsize=1024)
@@ -125,23 +139,32 @@ def _plan(
     """The part of a plan that depends on types and sizes alone, which repeat in every step of training."""
     if 0 in shape:
         return "the loops need at least one value"
-    if dtype not in _TYPES:
-        return f"the loops have no {dtype}"
-    if recipe.activation not in _ACTIVATIONS:
-        return f"the loops have no {recipe.activation}"
-    layout = layout_of(torch.empty_strided(shape, stride, device="meta"), recipe, own)
+    if not _has(dtype, recipe.activation):
+        return f"the loops have no {dtype} with the activation {recipe.activation}"
+    x = torch.empty_strided(shape, stride, device="meta")
+    layout = layout_of(x, recipe, own)
+    copy: Copy | None = None
     if layout is None:
-        return "the loops take contiguous or channels_last memory"
-    kind, activation = _TYPES[dtype], _ACTIVATIONS[recipe.activation]
-    header = struct.pack("=9qd", kind, activation, layout[0], recipe.centred, *layout[1:6], recipe.eps)
+        layout, copy = layout_of(torch.empty_like(x), recipe, own), "dense"
+    if layout is None:
+        layout, copy = layout_of(torch.empty(shape, device="meta"), recipe, own), "contiguous"
+    if layout is None:
+        return "the loops have no way over these dimensions"
     return Plan(
         recipe,
         layout,
-        header,
+        _header(dtype, recipe, layout),
         layout.populations * layout.groups,
         layout.examples * layout.channels * layout.positions,
         tuple(n for d, n in enumerate(shape) if d not in recipe.over),
+        dtype,
+        copy,
     )
+
+
+def _header(dtype: torch.dtype, recipe: Recipe, layout: Layout) -> bytes:
+    kind, activation = _TYPES[dtype], _ACTIVATIONS[recipe.activation]
+    return struct.pack("=9qd", kind, activation, layout[0], recipe.centred, *layout[1:6], recipe.eps)
 
 
 # ---- plans of layers, for tensors of these shapes; None if the shapes do not fit, or the loops cannot run
@@ -226,6 +249,8 @@ class Plan(NamedTuple):
     statistics: int  # means, and as many variances
     values: int  # that each of them is made of
     shape: tuple[int, ...]  # of the statistics
+    dtype: torch.dtype  # of the input
+    copy: Copy | None = None  # to be made of an input with strides that the loops cannot follow
     split: tuple[int, int] | None = None  # groups and channels of each, where x is not divided as the recipe says
 
     def arguments(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, both: Tensor) -> Any:
@@ -233,6 +258,23 @@ class Plan(NamedTuple):
         w = 0 if weight is None else weight.data_ptr()
         b = 0 if bias is None else bias.data_ptr()
         return self.header, x.data_ptr(), w, b, both.data_ptr()
+
+    def in_chunks(self, chunks: int) -> Plan:
+        """The same call, with the batch in chunks of as many examples, each with statistics of its own."""
+        layout = self.layout._replace(populations=chunks, examples=self.layout.examples // chunks)
+        return self._replace(
+            layout=layout,
+            header=_header(self.dtype, self.recipe, layout),
+            statistics=chunks * self.statistics,
+            values=self.values // chunks,
+            shape=(chunks, *self.shape),
+        )
+
+    def dense(self, x: Tensor) -> Tensor:
+        """The input, in memory that the loops can go over."""
+        if self.copy is None:
+            return x
+        return x.clone() if self.copy == "dense" else x.contiguous()
 
     def divided(self, t: Tensor) -> Tensor:
         """The input, or anything of its shape, as the recipe sees it."""
@@ -243,12 +285,13 @@ class Plan(NamedTuple):
         return t if self.split is None else t.flatten(1, 2)
 
     def plain(self, t: Tensor | None) -> Tensor | None:
-        """A parameter as the core reads it: float32, in the order of the input's memory."""
+        """A parameter as the core reads it: float32, or float64 beside it, in the order of the input's memory."""
         if t is None:
             return None
         if self.layout.reordered:
             t = t.detach().movedim(0, -1)
-        return t if t.dtype is torch.float32 and t.is_contiguous() else t.detach().float().contiguous()
+        wanted = torch.float64 if self.dtype is torch.float64 else torch.float32
+        return t if t.dtype is wanted and t.is_contiguous() else t.detach().to(wanted).contiguous()
 
     def as_parameter(self, gradient: Tensor, t: Tensor) -> Tensor:
         """A gradient, as the core wrote it, in its parameter's type and shape."""
@@ -256,7 +299,12 @@ class Plan(NamedTuple):
             gradient = gradient.movedim(-1, 0).contiguous()
         return gradient.to(t.dtype)
 
-    def moments(self, both: Tensor) -> Moments:
+    def moments(self, both: Tensor, mask: Tensor | None = None) -> Moments:
         """Means and variances in the shape that the input has without the dimensions they are over."""
         mean, var = both.view(2, *self.shape)
-        return Moments(mean, var, self.values)
+        return Moments(mean, var, self.values if mask is None else self.count(mask).expand(self.shape))
+
+    def count(self, mask: Tensor) -> Tensor:
+        """How many values of each statistic a mask counts, as it broadcasts against the statistics."""
+        of_populations = mask.reshape(self.layout.populations, -1).sum(1) * self.layout.channels
+        return of_populations.reshape(-1, *[1] * (len(self.shape) - 1))

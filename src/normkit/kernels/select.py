@@ -16,6 +16,7 @@ from torch import Tensor
 
 from normkit.errors import ArgumentError, BackendError
 from normkit.kernels import autograd, core, fused, native, plans, reference, straight
+from normkit.kernels.native import NO_EXTRAS, Extras
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
@@ -99,7 +100,7 @@ def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None) -> Mom
     if needs_grad and requested() == "native":
         _refuse("there are none for moments with a gradient")
     if not needs_grad and (plan := plan_for(x, Recipe(over, 0.0), mask=mask)) is not None:
-        return native.moments(x, plan)
+        return native.moments(x, plan, mask)
     is_differentiated = mask is not None and (needs_grad or is_transformed_or_dual())
     if takes_torch("moments of a mask with a gradient" if is_differentiated else None):
         return fused.moments(x, over, mask)
@@ -122,8 +123,10 @@ def normalize(
     """
     plan = plan_for(x, recipe, weight, bias, residual, mask)
     if plan is not None:
-        y, both = autograd.normalize(x, weight, bias, residual, plan, inplace)
-        return y, plan.moments(both)
+        mask = None if mask is None else mask.contiguous()
+        extras = NO_EXTRAS if mask is None else Extras(mask)
+        y, both, _ = autograd.normalize(x, weight, bias, residual, plan, inplace, extras=extras)
+        return y, plan.moments(both, mask)
     if stays_whole(x, recipe, weight, bias, residual, mask):
         y, (mean, var) = torch.ops.normkit.normalize(x, weight, bias, residual, *recipe)
         return y, Moments(mean, var, reference.count_values(x, recipe.over))
@@ -197,7 +200,7 @@ def normalize_and_update_(
     update = None if plan is None else native.update_of(*stored, momentum)  # only planned tensors have pointers to read
     if plan is None or update is None:
         return None
-    y, _ = autograd.normalize(x, weight, bias, residual, plan, inplace, update)
+    y, _, _ = autograd.normalize(x, weight, bias, residual, plan, inplace, update)
     native.count_update(*stored)
     return y
 
@@ -275,20 +278,13 @@ def batch_norm_evaluated(
     if torch.is_grad_enabled() or not native.is_plain_memory(mean, var):
         return None
     plan = _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)
-    return None if plan is None else native.evaluate(x, weight, bias, None, mean, var, plan)
+    return None if plan is None or plan.copy is not None else native.evaluate(x, weight, bias, None, mean, var, plan)
 
 
 def _plan_of_layer(
     plan_of: Callable[..., Plan | None], x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any
 ) -> Plan | None:
-    if (
-        _requested.get() in ("reference", "torch")
-        or core.WHY_NOT is not None
-        or not x.is_cpu
-        or not (weight is None or weight.dtype is torch.float32)
-        or not (bias is None or bias.dtype is torch.float32)
-        or not is_ordinary()
-    ):
+    if _requested.get() in ("reference", "torch") or core.WHY_NOT is not None or not x.is_cpu or not is_ordinary():
         return None
     weight_shape, bias_shape = None if weight is None else weight.shape, None if bias is None else bias.shape
     return plan_of(x.dtype, x.shape, x.stride(), weight_shape, bias_shape, *terms)

@@ -85,7 +85,8 @@ class GradientHalves(NamedTuple):
         """Sums of dz, the gradient of what enters the activation, and of dz * xhat, for each statistic."""
         plan = self._planned()
         if plan is not None:
-            return native.backward_sums(dy, self.x, self.weight, self.bias, self.y, self.moments, plan)
+            x = plan.dense(self.x)
+            return native.backward_sums(dy, x, self.weight, self.bias, self._beside(), self.moments, plan)
         back, over = self._reference(dy), self.recipe.over
         return torch.stack([back.dz.sum(over), (back.dz * back.xhat).sum(over)])
 
@@ -93,15 +94,19 @@ class GradientHalves(NamedTuple):
         """The gradients of x and of the residual, from the sums over all values that share the statistics."""
         plan = self._planned()
         if plan is not None:
-            return native.backward_apply(
-                dy, self.x, self.weight, self.bias, self.y, self.moments, plan, sums, wants_dresidual
-            )
+            means = sums / self.moments.count if self.weight is None else sums * self.weight / self.moments.count
+            tensors = (dy, plan.dense(self.x), self.weight, self.bias, self._beside(), self.moments)
+            return native.backward_apply(*tensors, plan, means, wants_dresidual, self.mask)
         back, weight = self._reference(dy), self.recipe.view(self.weight)
         kept = [1 if d in self.recipe.over else n for d, n in enumerate(self.x.shape)]
         of_g, of_g_xhat = (s.reshape(kept) if weight is None else s.reshape(kept) * weight for s in sums)
         count = torch.as_tensor(self.moments.count).expand(self.moments.mean.shape).reshape(kept)
         dx = back.dx((of_g, of_g_xhat), count, self.mask, self.recipe.centred).to(self.x.dtype)
         return dx, back.dz.to(dy.dtype) if wants_dresidual else None
+
+    def _beside(self) -> Tensor | None:
+        kept = self.y if native.is_output_kept(self.recipe.activation) else self.residual
+        return None if kept is None else native.like(kept, self.x)
 
     def _planned(self) -> Plan | None:
         return select.plan_for(self.x, self.recipe, self.weight, self.bias, self.residual, self.mask)

@@ -16,8 +16,6 @@ from normkit.kernels import plans
 from normkit.kernels.reference import Recipe, working_dtype
 from normkit.layers.norm_layer import NormLayer
 
-_FLOAT_EPS = torch.finfo(torch.float32).eps
-
 
 class RMSNorm(NormLayer, nn.RMSNorm, fast_path=True):
     """Root mean square normalization over the last dimensions of each example: x / sqrt(mean(x^2) + eps) * weight.
@@ -57,7 +55,7 @@ class RMSNorm(NormLayer, nn.RMSNorm, fast_path=True):
         return self._run(input, residual=residual)
 
     def _run_fast(self, input: Tensor) -> Tensor | None:
-        eps = _FLOAT_EPS if self.eps is None else self.eps  # no wider type has a plan
+        eps = functional.rms_eps(input, self.eps)
         return self._call_fast(input, plans.of_last, self.normalized_shape, eps, self.activation, False)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
