@@ -302,9 +302,9 @@ class Plan(NamedTuple):
     def moments(self, both: Tensor, mask: Tensor | None = None) -> Moments:
         """Means and variances in the shape that the input has without the dimensions they are over."""
         mean, var = both.view(2, *self.shape)
-        return Moments(mean, var, self.values if mask is None else self.count(mask).expand(self.shape))
+        return Moments(mean, var, self.values if mask is None else self.counted(mask).expand(self.shape))
 
-    def count(self, mask: Tensor) -> Tensor:
+    def counted(self, mask: Tensor) -> Tensor:
         """How many values of each statistic a mask counts, as it broadcasts against the statistics."""
         of_populations = mask.reshape(self.layout.populations, -1).sum(1) * self.layout.channels
         return of_populations.reshape(-1, *[1] * (len(self.shape) - 1))
