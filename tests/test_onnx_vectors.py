@@ -93,7 +93,7 @@ VECTORS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cases():
     """All vectors by operator and name. onnx makes them once per process, so they cannot be asked for by operator."""
     with warnings.catch_warnings():

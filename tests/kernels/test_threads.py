@@ -121,6 +121,7 @@ def printed_by(code, way):
 
 
 @on_linux
+@pytest.mark.deep
 @pytest.mark.parametrize(("way", "started"), [("torch", "2"), ("openmp", "2"), ("caller", "0")])
 def test_as_many_threads_as_torch_was_told(way, started):
     code = "print(started_by(normalize)); torch.set_num_threads(3); print(started_by(normalize))"
@@ -128,6 +129,7 @@ def test_as_many_threads_as_torch_was_told(way, started):
 
 
 @on_linux
+@pytest.mark.deep
 @pytest.mark.parametrize("way", WAYS)
 def test_a_python_thread_that_never_called_torch_obeys_too(way):
     # An OpenMP runtime keeps a number of threads for each calling thread: in a new one it is not yet torch's.

@@ -4,7 +4,7 @@ Against float64 on the same input, an error is at most twice torch's own, or a n
 largest term, whichever is more. The largest term is the largest magnitude that enters the sum in question, among all
 values that share statistics:
 
-    output        |xhat * gamma| + |beta| + |residual|
+    output        |xhat * gamma| + |beta| + |residual|, or what an activation makes of their sum
     dx            the three terms of (g - mean(g) - xhat * mean(g * xhat)) / sqrt(var + eps), each by itself
     dweight,      what is summed has n terms of either sign, whose partial sums grow to the root of the sum of their
     dbias         squares; or the sum, where that is more
@@ -119,11 +119,12 @@ def bounds_of(step: Step) -> dict[str, Bound]:
     z = xhat * weight + bias + residual
     terms = ((xhat * weight).abs() + bias.abs() + residual.abs()).amax(over, keepdim=True)
     y = z if step.activation is None else ACTIVATIONS[step.activation].function(z)
-    found = {"output": Bound("output", y, terms)}
+    found = {"output": Bound("output", y, torch.maximum(terms, y.abs().amax(over, keepdim=True)))}
     if step.running is not None:
         found |= _running(step, x, mean, var, count)
     if step.dy is not None:
-        found |= _gradients(step, xhat, weight, inverse_std, z, count, found["output"].allowed(step.x.dtype))
+        e_z = Bound("output", z, terms).allowed(step.x.dtype)
+        found |= _gradients(step, xhat, weight, inverse_std, z, count, e_z)
     return found
 
 
@@ -160,9 +161,11 @@ def _gradients(
     assert step.dy is not None
     over, dy = step.over, step.dy.detach().double()
     dz = dy if step.activation is None else dy * ACTIVATIONS[step.activation].slope(z)
-    # Within its own rounding of the kink a ReLU's slope is either of two.
-    has_kink = step.activation in ("relu", "leaky_relu")
-    either = dy.abs() * (z.abs() <= e_z) if has_kink else torch.zeros_like(dy)
+    # Within its own rounding of the kink a ReLU's slope is either of two; no other slope changes faster than z.
+    either = torch.zeros_like(dy)
+    if step.activation is not None:
+        has_kink = step.activation in ("relu", "leaky_relu")
+        either = dy.abs() * ((z.abs() <= e_z) if has_kink else e_z)
     g, e_g = dz * weight, either * weight.abs()
     own = g * inverse_std
     of_mean = of_xhat = unsure = torch.zeros_like(own)
