@@ -49,5 +49,6 @@ def train_on_rank(rank, store):
         distributed.destroy_process_group()
 
 
+@pytest.mark.deep
 def test_distributed_data_parallel(tmp_path):
     spawn(train_on_rank, args=(tmp_path / "store",), nprocs=RANKS)

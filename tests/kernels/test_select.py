@@ -14,7 +14,9 @@ from normkit.kernels import core, native, plans, select
 from normkit.kernels.reference import Recipe
 from support.case import randomize_
 from support.cases import CASES
+from support.depth import first_of_each
 
+ROWS = first_of_each(CASES, lambda case: case.name)
 needs_core = pytest.mark.skipif(core.WHY_NOT is not None, reason=str(core.WHY_NOT))
 
 
@@ -48,7 +50,7 @@ def refusal(call):
 @needs_core
 @pytest.mark.parametrize("gradient", [True, False], ids=["gradient", "no gradient"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", ROWS, ids=str)
 def test_the_loops_asked_for_run_or_raise(case, training, gradient, counted):
     layer, x = case.layer(training=training), case.input().requires_grad_(gradient)
     with select.backend("native"), torch.set_grad_enabled(gradient):
@@ -58,7 +60,7 @@ def test_the_loops_asked_for_run_or_raise(case, training, gradient, counted):
 
 @needs_core
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", ROWS, ids=str)
 def test_the_reference_asked_for_is_what_runs(case, training, counted):
     with select.backend("reference"):
         case.layer(training=training)(case.input())
@@ -67,7 +69,7 @@ def test_the_reference_asked_for_is_what_runs(case, training, counted):
 
 @needs_core
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", ROWS, ids=str)
 def test_torch_asked_for_runs_or_raises(case, training, counted):
     layer, x = case.layer(training=training), case.input().requires_grad_()
     with select.backend("torch"), Operators() as operators:
