@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch import distributed, nn
 from torch.multiprocessing import spawn
