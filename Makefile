@@ -37,9 +37,9 @@ $(INSTALLED_LAB): $(BUILT_FROM)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab]'
 	touch $@
 
-$(INSTALLED_DOCS): $(BUILT_FROM)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs,lab]'
+# By its name, which pip finds installed: another editable install would compile the core again.
+$(INSTALLED_DOCS): $(INSTALLED_LAB)
+	$(BIN)/pip install --quiet --constraint constraints.txt 'normkit[docs]'
 	touch $@
 
 demo: $(INSTALLED_LAB)  ## what made Batch Normalization famous, on this machine, in minutes
