@@ -299,10 +299,6 @@ def test_small_tensors_under_autocast_and_in_a_repeated_forward(all_small):
     assert layer.num_batches_tracked == 1
 
 
-def test_nothing_is_small_until_it_is_measured():
-    assert not select.is_small(torch.zeros(0))
-
-
 @needs_core
 def test_the_status_names_the_loops_in_use():
     status = select.status()

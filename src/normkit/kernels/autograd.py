@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from normkit.kernels import reference
+from normkit.kernels.fused import is_invertible
 from normkit.kernels.native import (
     DONE,
     NO_EXTRAS,
@@ -25,10 +26,7 @@ from normkit.kernels.native import (
     like,
 )
 from normkit.kernels.plans import Plan
-from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
-
-_LEAST_WEIGHT = 1e-3  # below this, too little of the input is left in the output to be worked out again
 
 
 class Call(NamedTuple):
@@ -198,7 +196,7 @@ def normalize(
         and residual is None
         and extras is NO_EXTRAS
         and plan.copy is None
-        and _is_invertible(plan.recipe, weight)
+        and is_invertible(plan.recipe, weight)
     ):
         y = NormalizeInPlace.apply(x, weight, bias, plan, update, kept)
     else:
@@ -209,13 +207,6 @@ def normalize(
         x = torch.where(extras.mask | x.isfinite(), x, 0)
         return normalize(x, weight, bias, residual, plan, inplace, update, extras)
     return y, both, outcome
-
-
-def _is_invertible(recipe: Recipe, weight: Tensor | None) -> bool:
-    """Whether the input can be worked out from the output."""
-    if recipe.activation == "relu":
-        return False
-    return weight is None or weight.numel() == 0 or bool(weight.detach().abs().min() >= _LEAST_WEIGHT)
 
 
 def normalize_stored(

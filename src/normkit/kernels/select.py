@@ -212,11 +212,6 @@ SMALL = 0
 """Below this many values Python takes longer than arithmetic, and torch's operator, whose call is shorter, wins."""
 
 
-def is_small(x: Tensor) -> bool:
-    """Whether a tensor is so small that Python decides how long a call takes."""
-    return x.numel() < SMALL
-
-
 def _goes_straight(x: Tensor) -> bool:
     """Whether a layer's call goes to torch's operator without further questions: small ones, and off CPUs all."""
     asked = _requested.get()
@@ -253,9 +248,7 @@ def batch_norm_step_(
     if _goes_straight(x):
         if not is_ordinary():  # a transform does not let the operator write to buffers of which it knows nothing
             return None
-        if (
-            is_recomputing()
-        ):  # the same operator on the same tensors, as autograd then demands; but the batch counts once
+        if is_recomputing():  # autograd demands the same operator on the same tensors; but a batch counts once
             mean, var, count = mean.clone(), var.clone(), count.clone()
         return straight.batch_norm_step_(x, weight, bias, mean, var, count, momentum, *terms)
     plan = None if is_recomputing() else _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)

@@ -86,7 +86,7 @@ class GradientHalves(NamedTuple):
         plan = self._planned()
         if plan is not None:
             x = plan.dense(self.x)
-            return native.backward_sums(dy, x, self.weight, self.bias, self._beside(), self.moments, plan)
+            return native.backward_sums(dy, x, self.weight, self.bias, self._beside(x), self.moments, plan)
         back, over = self._reference(dy), self.recipe.over
         return torch.stack([back.dz.sum(over), (back.dz * back.xhat).sum(over)])
 
@@ -95,7 +95,8 @@ class GradientHalves(NamedTuple):
         plan = self._planned()
         if plan is not None:
             means = sums / self.moments.count if self.weight is None else sums * self.weight / self.moments.count
-            tensors = (dy, plan.dense(self.x), self.weight, self.bias, self._beside(), self.moments)
+            x = plan.dense(self.x)
+            tensors = (dy, x, self.weight, self.bias, self._beside(x), self.moments)
             return native.backward_apply(*tensors, plan, means, wants_dresidual, self.mask)
         back, weight = self._reference(dy), self.recipe.view(self.weight)
         kept = [1 if d in self.recipe.over else n for d, n in enumerate(self.x.shape)]
@@ -104,9 +105,9 @@ class GradientHalves(NamedTuple):
         dx = back.dx((of_g, of_g_xhat), count, self.mask, self.recipe.centred).to(self.x.dtype)
         return dx, back.dz.to(dy.dtype) if wants_dresidual else None
 
-    def _beside(self) -> Tensor | None:
+    def _beside(self, dense: Tensor) -> Tensor | None:
         kept = self.y if native.is_output_kept(self.recipe.activation) else self.residual
-        return None if kept is None else native.like(kept, self.x)
+        return None if kept is None else native.like(kept, dense)
 
     def _planned(self) -> Plan | None:
         return select.plan_for(self.x, self.recipe, self.weight, self.bias, self.residual, self.mask)
