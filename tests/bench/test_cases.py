@@ -8,7 +8,7 @@ from torch import nn
 from normkit import layers
 from normkit.bench import FAMILIES, QUICK, Effort, choose
 from normkit.bench.case import Result
-from normkit.bench.cases import CASES, ON_REQUEST, case_id
+from normkit.bench.cases import ON_REQUEST, all_cases, case_id
 from normkit.bench.contestants import batch_norm
 from normkit.bench.layer_case import Input, LayerCase
 from normkit.errors import ArgumentError
@@ -35,7 +35,7 @@ TWELVE = [
 
 
 def family(name):
-    return [case for case in CASES if case.family == name]
+    return [case for case in all_cases() if case.family == name]
 
 
 def names(cases):
@@ -56,12 +56,12 @@ def test_residuals_and_no_activation_are_measured_on_the_same_inputs():
 
 
 def test_every_case_has_a_name_of_its_own():
-    ids = [case_id(case) for case in CASES]
+    ids = [case_id(case) for case in all_cases()]
     assert len(set(ids)) == len(ids)
 
 
 def test_every_family_has_its_cases():
-    assert {case.family for case in CASES} == set(FAMILIES)
+    assert {case.family for case in all_cases()} == set(FAMILIES)
     for name in FAMILIES:
         assert {case.family for case in choose(families=[name])} == {name}
         assert {case.family for case in choose(families=[name], quick=True)} == {name}
@@ -75,7 +75,7 @@ def test_every_family_is_described():
 def test_a_run_without_a_choice_has_all_families_but_those_on_request():
     assert {case.family for case in choose()} == set(FAMILIES) - set(ON_REQUEST)
     assert {case.family for case in choose(quick=True)} == set(FAMILIES) - set(ON_REQUEST)
-    assert len(choose(quick=True)) < len(choose()) < len(CASES)
+    assert len(choose(quick=True)) < len(choose()) < len(all_cases())
 
 
 def test_cases_are_chosen_by_family_and_by_pattern():
@@ -121,7 +121,7 @@ def randomize_(layer):
             t.copy_(torch.rand_like(t) + 0.5 if name.endswith(("weight", "var")) else torch.randn_like(t) / 4)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if isinstance(c, LayerCase)], ids=case_id)
+@pytest.mark.parametrize("case", [c for c in all_cases() if isinstance(c, LayerCase)], ids=case_id)
 def test_contestants_take_the_case_and_agree(case):
     """On fewer examples, the layers that are compared compute the same thing, whatever their parameters."""
     input = fewer_examples(case)

@@ -1,7 +1,7 @@
 import pytest
 
 from normkit.bench.case import Result
-from normkit.bench.cases import CASES
+from normkit.bench.cases import all_cases
 from normkit.bench.figure import SummaryFigure, Wanted, row
 from normkit.bench.layer_case import LayerCase
 from normkit.bench.network_case import NetworkCase
@@ -26,7 +26,7 @@ def made_up(case, threads=1, eager=2.0, multiple=1.5, **ratios):
 
 
 def cases(family, **facts):
-    found = [case for case in CASES if case.family == family]
+    found = [case for case in all_cases() if case.family == family]
     return [case for case in found if not facts or facts.items() <= case.facts().items()]
 
 
@@ -202,7 +202,7 @@ def test_who_did_not_run_has_no_figure():
 
 
 def test_every_case_has_a_figure_and_every_figure_a_case():
-    results = [made_up(case) for case in CASES if isinstance(case, LayerCase | NetworkCase)] + [
+    results = [made_up(case) for case in all_cases() if isinstance(case, LayerCase | NetworkCase)] + [
         Result("memory", "saved 1,2", 1, {"input_bytes": 1}),
         Result("memory", "peak net", 1),
         *(Result(case.family, case.name, 1) for case in cases("models")),

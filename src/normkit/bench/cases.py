@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 
 from normkit.bench.case import Case
 from normkit.bench.families import batch, networks, options, others
@@ -27,7 +28,11 @@ FAMILIES: dict[str, Callable[[], Iterable[Case]]] = {
 }
 ON_REQUEST = ("options", "networks")  # measured only where asked for by name: many cases, and networks of others
 
-CASES: tuple[Case, ...] = tuple(case for cases in FAMILIES.values() for case in cases())
+
+@cache
+def all_cases() -> tuple[Case, ...]:
+    """Every case there is, in order. Made when asked for: every command of normkit imports this module."""
+    return tuple(case for cases in FAMILIES.values() for case in cases())
 
 
 def case_id(case: Case) -> str:
@@ -45,7 +50,7 @@ def choose(only: Sequence[str] = (), *, families: Sequence[str] = (), quick: boo
         if family not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise ArgumentError(f"--family must be one of {known}; got {family!r}.{did_you_mean(family, FAMILIES)}")
-    candidates = [case for case in CASES if not families or case.family in families]
+    candidates = [case for case in all_cases() if not families or case.family in families]
     for pattern in only:
         if not any(_matches(case, pattern) for case in candidates):
             raise ArgumentError(

@@ -11,12 +11,11 @@ from typing import Any
 
 from normkit.atomic import replacing
 from normkit.bench.case import Result
-from normkit.bench.cases import CASES, case_id
+from normkit.bench.cases import all_cases, case_id
 from normkit.bench.runner import Done, Plan, record
 from normkit.environment import describe_environment
 from normkit.errors import ArgumentError
 
-_ORDER = {case_id(case): place for place, case in enumerate(CASES)}
 _MACHINE = ("normkit", "python", "torch", "cpu", "cores", "kernels", "allocator")  # of the environment
 
 
@@ -51,7 +50,8 @@ class Progress:
 
     def ordered(self) -> list[Result]:
         """The results by number of threads, and in the benchmark's order."""
-        return sorted(self.results, key=lambda r: (r.threads, _ORDER.get(_id(r), len(_ORDER))))
+        order = {case_id(case): place for place, case in enumerate(all_cases())}
+        return sorted(self.results, key=lambda r: (r.threads, order.get(_id(r), len(order))))
 
     def document(self, *, complete: bool) -> dict[str, Any]:
         """Everything about the run, as plain data."""

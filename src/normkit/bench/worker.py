@@ -11,13 +11,13 @@ from dataclasses import replace
 import torch
 
 from normkit.bench.case import Effort, Result
-from normkit.bench.cases import CASES, case_id
+from normkit.bench.cases import all_cases, case_id
 from normkit.bench.machine_load import Neighbours
 
 
 def measure(cases: Collection[str], effort: Effort) -> Iterator[Result]:
     """Measure the cases of these names, in the benchmark's order."""
-    for case in CASES:
+    for case in all_cases():
         if case_id(case) in cases:
             neighbours = Neighbours()
             result = case.measure(effort)
