@@ -16,24 +16,24 @@ template <class P> P* from(P* memory, int64_t i) { return memory ? memory + i : 
 
 // What a channel's values are multiplied by and what is added, as S or for several channels as a vector; d = x - mean:
 //   xhat = d * unit + offset
-//   y    = activation(d * scale + bias), with the threshold's floor
+//   y    = activation(d * scale + bias)
 //   dx   = g * scale + d * unit * slope + level, where g is the gradient of what enters the activation; a product of unit
 //          and slope may leave the range of a float
-template <class S> struct Coefficients { S mean, unit, offset, scale, bias, slope, level, floor; };
+template <class S> struct Coefficients { S mean, unit, offset, scale, bias, slope, level; };
 
 // In S, with what the mean loses to it added elsewhere.
 template <class S> Coefficients<S> in(const Coefficients<double>& k) {
   const S mean = S(k.mean);
   const double rest = std::isfinite(mean) ? k.mean - double(mean) : 0, offset = -rest * k.unit;
   return {mean, S(k.unit), S(k.offset + offset), S(k.scale), S(k.bias - rest * k.scale),
-          S(k.slope), S(k.level + offset * k.slope), S(k.floor)};
+          S(k.slope), S(k.level + offset * k.slope)};
 }
 
 // The same of every column, as arrays that vectors are loaded from.
 template <class S> struct ColumnCoefficients {
-  const S *mean, *unit, *offset, *scale, *bias, *slope, *level, *floor;
+  const S *mean, *unit, *offset, *scale, *bias, *slope, *level;
   ColumnCoefficients at(int64_t i) const {
-    return {mean + i, unit + i, offset + i, scale + i, bias + i, slope + i, level + i, floor + i};
+    return {mean + i, unit + i, offset + i, scale + i, bias + i, slope + i, level + i};
   }
 };
 
@@ -81,16 +81,16 @@ template <class T> struct Backward {
 
 template <class V> Coefficients<V> spread(const Coefficients<typename V::Scalar>& k) {
   return {V::all(k.mean), V::all(k.unit), V::all(k.offset), V::all(k.scale),
-          V::all(k.bias), V::all(k.slope), V::all(k.level), V::all(k.floor)};
+          V::all(k.bias), V::all(k.slope), V::all(k.level)};
 }
 template <class V> Coefficients<V> join(Part part, const Coefficients<V>& a, const Coefficients<V>& b) {
   return {join(part, a.mean, b.mean), join(part, a.unit, b.unit),   join(part, a.offset, b.offset),
           join(part, a.scale, b.scale), join(part, a.bias, b.bias), join(part, a.slope, b.slope),
-          join(part, a.level, b.level), join(part, a.floor, b.floor)};
+          join(part, a.level, b.level)};
 }
 template <class V, class S, class How> Coefficients<V> load(const ColumnCoefficients<S>& k, int64_t i, How how) {
   return {V::load(k.mean + i, how), V::load(k.unit + i, how),  V::load(k.offset + i, how), V::load(k.scale + i, how),
-          V::load(k.bias + i, how), V::load(k.slope + i, how), V::load(k.level + i, how),  V::load(k.floor + i, how)};
+          V::load(k.bias + i, how), V::load(k.slope + i, how), V::load(k.level + i, how)};
 }
 // K rows or lines are read together, and those after them next, if they are not too long to be waited for.
 template <int K, class T> int64_t ahead_of(int64_t stride) {
@@ -169,7 +169,7 @@ NK_FLAT void sum_columns(const T* const* rows, int64_t n, const S* shift, S* fir
 // ---- what depends on the activation --------------------------------------------------------------------------------
 
 // What the loops are compiled for. The smooth ones are told apart inside: a branch is nothing beside an exponential.
-enum class Form { none, relu, leaky_relu, threshold, smooth };
+enum class Form { none, relu, leaky_relu, smooth };
 
 constexpr int kTogether = 4;  // rows of a block: what a column needs is loaded once for all of them
 
@@ -183,7 +183,6 @@ template <class V, Form A, bool R, bool I> struct Formula {
     if constexpr (R) z = z + V::load(residual, how);
     if constexpr (A == Form::relu) z = larger(V::all(0), z);
     if constexpr (A == Form::leaky_relu) z = where(at_most(z, V::all(0)), z * V::all(kLeakySlope), z);
-    if constexpr (A == Form::threshold) z = larger(k.floor, z);
     if constexpr (A == Form::smooth) z = smooth(kind, z);
     return z;
   }
@@ -210,10 +209,6 @@ template <class V, Form A, bool R, bool I> struct Formula {
     if constexpr (A == Form::relu) return {v, V::load_unless(at_most(z, V::all(0)), m.dy, how)};
     const V g = V::load(m.dy, how);
     if constexpr (A == Form::leaky_relu) return {v, where(at_most(z, V::all(0)), g * V::all(kLeakySlope), g)};
-    if constexpr (A == Form::threshold) {  // where both are the same, they share the gradient
-      const V shared = where(at_most(k.floor, z), g * V::all(0.5), V::all(0));
-      return {v, where(at_most(z, k.floor), shared, g)};
-    }
     if constexpr (A == Form::smooth) return {v, g * smooth_slope(kind, z)};
     return {v, g};
   }
@@ -381,7 +376,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
     }
     Coefficients<V> of(int line, V weight, V bias) const {
       return {mean[line], unit[line], offset[line], unit[line] * weight, fma(offset[line], weight, bias), slope[line],
-              level[line], V::all(0)};
+              level[line]};
     }
   };
   template <class How> static V load_or(const P* values, int64_t j, How how, S other) {
@@ -486,7 +481,6 @@ template <class T> struct Inner {
       case Activation::none: break;  // an output without an activation is as good as its input
       case Activation::relu: return make<Form::relu>(r);
       case Activation::leaky_relu: return job.inverted ? make<Form::leaky_relu, false, true>() : make<Form::leaky_relu>(r);
-      case Activation::threshold: return make<Form::threshold, false>();
       default:
         if constexpr (std::is_same_v<typename Working<T>::V, Floats>) return make<Form::smooth>(r);
     }

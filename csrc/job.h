@@ -6,10 +6,7 @@
 namespace normkit {
 
 enum class Type : int { f32 = 0, bf16 = 1, f16 = 2, f64 = 3 };
-enum class Activation : int {
-  none = 0, relu = 1, leaky_relu = 2, silu = 3, gelu = 4, sigmoid = 5, tanh = 6,
-  threshold = 7,  // max(z, floor), with a floor for each channel
-};
+enum class Activation : int { none = 0, relu = 1, leaky_relu = 2, silu = 3, gelu = 4, sigmoid = 5, tanh = 6 };
 
 constexpr double kLeakySlope = 0.01;
 
@@ -35,7 +32,6 @@ struct Job {
   // Parameters are double for f64, else float: one per group and channel.
   const void* weight;  // null: ones
   const void* bias;    // null: zeros
-  const void* floor;   // of the threshold
   double* mean;        // one per population and group: written by a training forward, read by everything else
   double* var;
 
@@ -52,7 +48,6 @@ struct Job {
   // the sums.
   const double* mean_g;
   const double* mean_gx;
-  double count;   // values per statistic; more than are here when ranks or batches share statistics. 0: those here
   bool stored;    // backward: the statistics were given, no gradient flows through them
   bool inverted;  // backward: x holds the output, which the activation and the affine map are undone on
 
@@ -62,12 +57,29 @@ struct Job {
   int64_t size() const { return populations * examples * example_size(); }
   // Values per statistic of a population.
   double counted(int64_t p) const {
-    if (count > 0) return count;
     if (!mask) return double(group_size());
     int64_t found = 0;
     for (int64_t i = p * examples * positions; i < (p + 1) * examples * positions; ++i) found += mask[i] != 0;
     return double(found * channels);
   }
+};
+
+// A function of runs of values, with coefficients for each: see gate.h.
+enum class GateKind : int { sigmoid = 0, largest = 1, cut_off = 2 };
+// v or floor, weight, bias, deviation (of the group, the batch or the instance), deviation of the instance, and for a
+// backward what is added to the gradient of every value, alone and times the value
+constexpr int kGateCoefficients = 7;
+// Of the gradient; times u; and what v or the floor and the deviations need.
+constexpr int kGateSums = 5;
+
+struct GateJob {
+  Type type;
+  GateKind kind;
+  int64_t runs, length;
+  const void *x, *dy;  // dy: only of a backward
+  void* out;           // y, or dx
+  double* sums;        // null: the output is wanted, not the sums of a backward
+  const double* coefficients;
 };
 
 // Calls body(begin, end, context) over [0, tasks), on torch's threads where they were found.
@@ -82,6 +94,7 @@ struct Kernels {
   void (*backward)(const Job&, ParallelFor);
   void (*backward_sums)(const Job&, ParallelFor);   // the first half of the backward of batch statistics, ...
   void (*backward_apply)(const Job&, ParallelFor);  // ... and the second
+  void (*gate)(const GateJob&, ParallelFor);
   void (*copy)(const char* from, char* to, int64_t lines, ParallelFor);  // lines of 64 bytes: what memory alone takes
 };
 

@@ -81,7 +81,7 @@ template <class T> struct Lines {
   }
 
   LineCoefficients<S> coefficients(int64_t line, double slope, double level) const {
-    const auto k = in<S>({job.mean[line], statistics.inverse_std(line), 0, 0, 0, slope, level, 0});
+    const auto k = in<S>({job.mean[line], statistics.inverse_std(line), 0, 0, 0, slope, level});
     return {k.mean, k.unit, k.offset, k.slope, k.level};
   }
   void set_coefficients(int64_t p0, int64_t p1, Known& known) const {

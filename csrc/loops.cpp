@@ -3,6 +3,7 @@
 // Values are summed about a few of them, in an order that does not depend on the threads: results are the same from run
 // to run and for any number of threads.
 
+#include "gate.h"
 #include "lines.h"
 #include "planes.h"
 #include "rows.h"
@@ -28,8 +29,7 @@ template <Op op, class Layout> void call(const Layout& loops, ParallelFor parall
 template <Op op, class T> void by_layout(const Job& job, ParallelFor parallel_for) {
   const bool contiguous = !job.channels_last || job.positions == 1, short_runs = job.positions < kShortRun;
   // Lines neither share their sums nor recover their input.
-  const bool whole = op != Op::backward_sums && op != Op::backward_apply && !job.inverted && !job.mask &&
-                     job.activation != Activation::threshold;
+  const bool whole = op != Op::backward_sums && op != Op::backward_apply && !job.inverted && !job.mask;
   if (contiguous && short_runs && job.examples == 1 && whole) return call<op>(Lines<T>{job}, parallel_for);
   Job own = job;
   std::vector<double> sums;
@@ -54,6 +54,14 @@ template <Op op> void by_type(const Job& job, ParallelFor parallel_for) {
   }
 }
 
+void gate(const GateJob& job, ParallelFor parallel_for) {
+  switch (job.type) {
+    case Type::bf16: return Gate<bf16>{job}(parallel_for);
+    case Type::f16: return Gate<f16>{job}(parallel_for);
+    default: return Gate<float>{job}(parallel_for);
+  }
+}
+
 void copy(const char* from, char* to, int64_t lines, ParallelFor parallel_for) {
   constexpr int64_t size = 4096;
   run(parallel_for, ceil_div(lines, size), [&](int64_t task) {
@@ -72,6 +80,7 @@ const Kernels NK_TABLE{NK_NAME,
                        NK_NAMESPACE::by_type<NK_NAMESPACE::Op::backward>,
                        NK_NAMESPACE::by_type<NK_NAMESPACE::Op::backward_sums>,
                        NK_NAMESPACE::by_type<NK_NAMESPACE::Op::backward_apply>,
+                       NK_NAMESPACE::gate,
                        NK_NAMESPACE::copy};
 
 }  // namespace normkit

@@ -166,7 +166,7 @@ Job begin(Arguments& in) {
   for (int64_t size : {h.populations, h.examples, h.groups, h.channels, h.positions}) {
     if (size < 0) PyErr_SetString(PyExc_ValueError, "sizes must not be negative");
   }
-  if (h.type < 0 || h.type > int(Type::f64) || h.activation < 0 || h.activation > int(Activation::threshold)) {
+  if (h.type < 0 || h.type > int(Type::f64) || h.activation < 0 || h.activation > int(Activation::tanh)) {
     PyErr_SetString(PyExc_ValueError, "a type or activation that the core does not have");
   }
   if (!job.mean) PyErr_SetString(PyExc_ValueError, "statistics need memory");
@@ -181,7 +181,7 @@ Job begin(Arguments& in) {
   job.positions = h.positions;
   job.eps = h.eps;
   job.var = job.mean + job.populations * job.groups;
-  if (job.type == Type::f64 && job.activation >= Activation::silu && job.activation <= Activation::tanh) {
+  if (job.type == Type::f64 && job.activation >= Activation::silu) {
     PyErr_SetString(PyExc_ValueError, "the core has smooth activations in float lanes only");
   }
   return job;
@@ -232,14 +232,13 @@ Update update_from(Arguments& in) {
 // the batch is not finite, which is an error. Only what is done moves running statistics.
 enum Outcome : long { kDone = 0, kOddPadding = 1, kNonFinite = 2 };
 
-// (..., residual, y, mask, floor, an update)
+// (..., residual, y, mask, an update)
 PyObject* py_forward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin(in);
   job.residual = in.pointer<void>();
   job.y = in.pointer<void>();
   job.mask = in.pointer<uint8_t>();
-  job.floor = in.pointer<void>();
   const Update update = update_from(in);
   uint8_t odd_padding = 0;
   job.odd_padding = &odd_padding;
@@ -283,7 +282,7 @@ Job begin_backward(Arguments& in) {
   return job;
 }
 
-// (..., beside, dy, dx, dresidual, dweight, dbias, mask, floor, values per statistic or 0, stored, inverted)
+// (..., beside, dy, dx, dresidual, dweight, dbias, mask, stored, inverted)
 PyObject* py_backward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin_backward(in);
@@ -292,8 +291,6 @@ PyObject* py_backward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   job.dweight = in.pointer<void>();
   job.dbias = in.pointer<void>();
   job.mask = in.pointer<uint8_t>();
-  job.floor = in.pointer<void>();
-  job.count = in.real();
   job.stored = in.integer() != 0;
   job.inverted = in.integer() != 0;
   return finish(in, job, kernels->backward, {job.x, job.dy, job.dx});
@@ -318,6 +315,35 @@ PyObject* py_backward_apply(PyObject*, PyObject* const* args, Py_ssize_t n) {
   job.mean_gx = in.pointer<double>();
   job.mask = in.pointer<uint8_t>();
   return finish(in, job, kernels->backward_apply, {job.x, job.dy, job.dx, job.mean_g, job.mean_gx});
+}
+
+// (type, kind, runs, values of a run, x, dy, output, sums, coefficients)
+PyObject* py_gate(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  Arguments in(args, n);
+  GateJob job{};
+  const int64_t type = in.integer(), kind = in.integer();
+  job.type = Type(type);
+  job.kind = GateKind(kind);
+  job.runs = in.integer();
+  job.length = in.integer();
+  job.x = in.pointer<void>();
+  job.dy = in.pointer<void>();
+  job.out = in.pointer<void>();
+  job.sums = in.pointer<double>();
+  job.coefficients = in.pointer<double>();
+  if (!in.done()) return nullptr;
+  if (type < 0 || type > int(Type::f16) || kind < 0 || kind > int(GateKind::cut_off) || job.runs < 1 || job.length < 1) {
+    PyErr_SetString(PyExc_ValueError, "a type, kind or size that the core does not have");
+    return nullptr;
+  }
+  if (!job.x || !job.coefficients || !(job.out || job.sums) || (job.sums && !job.dy)) {
+    PyErr_SetString(PyExc_ValueError, "a tensor has no memory: was its storage freed, or resized to nothing?");
+    return nullptr;
+  }
+  Py_BEGIN_ALLOW_THREADS
+  kernels->gate(job, threads_for(job.runs * job.length));
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
 }
 
 // (from, to, bytes): whole lines, to aligned memory
@@ -397,6 +423,7 @@ PyMethodDef methods[] = {
     {"backward", reinterpret_cast<PyCFunction>(py_backward), METH_FASTCALL, "Gradients of a forward or an evaluation."},
     {"backward_sums", reinterpret_cast<PyCFunction>(py_backward_sums), METH_FASTCALL, "What ranks share of gradients."},
     {"backward_apply", reinterpret_cast<PyCFunction>(py_backward_apply), METH_FASTCALL, "A gradient from shared sums."},
+    {"gate", reinterpret_cast<PyCFunction>(py_gate), METH_FASTCALL, "A function of each run, its gradient, or sums for it."},
     {"copy", reinterpret_cast<PyCFunction>(py_copy), METH_FASTCALL, "Copy past the cache: what memory alone takes."},
     {"use_threads", py_use_threads, METH_O, "Use torch's threads: the address of its torch_parallel_for; 0 for none."},
     {"use_openmp_threads", reinterpret_cast<PyCFunction>(py_use_openmp_threads), METH_FASTCALL,

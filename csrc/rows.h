@@ -265,15 +265,15 @@ template <class T> struct Rows {
   // What the columns of a block are multiplied by and what is added.
   struct Columns {
     int64_t first, n;
-    Arrays<S> arrays{8, n};
+    Arrays<S> arrays{7, n};
     void set(int64_t i, const Coefficients<double>& wide) {
       const Coefficients<S> k = in<S>(wide);
-      const S all[] = {k.mean, k.unit, k.offset, k.scale, k.bias, k.slope, k.level, k.floor};
-      for (int a = 0; a < 8; ++a) arrays[a][i] = all[a];
+      const S all[] = {k.mean, k.unit, k.offset, k.scale, k.bias, k.slope, k.level};
+      for (int a = 0; a < 7; ++a) arrays[a][i] = all[a];
     }
     ColumnCoefficients<S> at(int64_t column) const {
-      return ColumnCoefficients<S>{arrays[0], arrays[1], arrays[2], arrays[3],
-                                   arrays[4], arrays[5], arrays[6], arrays[7]}.at(column - first);
+      return ColumnCoefficients<S>{arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], arrays[5],
+                                   arrays[6]}.at(column - first);
     }
   };
   Columns columns_of(const Block& b) const {

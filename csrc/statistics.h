@@ -101,9 +101,9 @@ struct Statistics {
 
   // Without slope and level, which a backward has to settle. An inverted job centres its output about the bias.
   Coefficients<double> coefficients(int64_t pg, int64_t c) const {
-    const double scale = weight(c) * inverse_std(pg), b = bias(c), floor = parameter(job.floor, c, 0.0);
-    if (job.inverted) return {b, 1.0 / weight(c), 0, scale, b, 0, 0, floor};
-    return {job.mean[pg], inverse_std(pg), 0, scale, b, 0, 0, floor};
+    const double scale = weight(c) * inverse_std(pg), b = bias(c);
+    if (job.inverted) return {b, 1.0 / weight(c), 0, scale, b, 0, 0};
+    return {job.mean[pg], inverse_std(pg), 0, scale, b, 0, 0};
   }
 
   // What the gradient's sums over a group, weighted by its channels, take away from every value in it.
@@ -155,7 +155,7 @@ struct Statistics {
   }
   std::vector<double> counts() const {
     std::vector<double> out;
-    const int64_t different = job.mask && job.count <= 0 ? job.populations : 1;
+    const int64_t different = job.mask ? job.populations : 1;
     for (int64_t p = 0; p < different; ++p) out.push_back(1.0 / std::max(1.0, job.counted(p)));
     return out;
   }

@@ -307,3 +307,24 @@ def test_the_papers_average_needs_batches_with_a_variance():
     one = nk.Moments(torch.ones(2), torch.zeros(2), 1)
     with pytest.raises(nk.ArgumentError, match=r"more than 1 value.*pooled"):
         nk.population([one], method="paper")
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("keepdim", [True, False])
+def test_pooled_along_a_dimension_is_merged_one_by_one(dim, keepdim):
+    count = torch.randint(0, 5, (4, 3))
+    count[:, 0] = 0  # one that has nothing anywhere
+    mean, var = torch.randn(4, 3, dtype=torch.float64), torch.rand(4, 3, dtype=torch.float64)
+    parts = nk.Moments(torch.where(count > 0, mean, NAN), torch.where(count > 0, var, NAN), count)
+    merged = reduce(nk.Moments.merge, (nk.Moments(*each) for each in zip(*(t.unbind(dim) for t in parts), strict=True)))
+    pooled = parts.pooled(dim, keepdim)
+    assert pooled.mean.shape == torch.empty(4, 3).sum(dim, keepdim=keepdim).shape
+    pooled = nk.Moments(*(t.squeeze(dim) if keepdim else t for t in pooled))
+    assert torch.equal(pooled.count, merged.count)
+    counted = pooled.count > 0
+    for found, expected in ((pooled.mean, merged.mean), (pooled.var, merged.var)):
+        torch.testing.assert_close(found[counted], expected[counted], rtol=1e-12, atol=1e-13)
+    equal = nk.Moments(mean, var, 5).pooled(dim, keepdim)
+    each = nk.Moments(mean, var, torch.full((4, 3), 5)).pooled(dim, keepdim)
+    assert equal.count == 5 * (4, 3)[dim]
+    assert_close(equal, each, mean_atol=1e-14, var_atol=1e-14)

@@ -56,6 +56,24 @@ class Moments(NamedTuple):
         empty = torch.as_tensor(self.count == 0, device=self.mean.device)
         return Moments(torch.where(empty, other.mean, self.mean), torch.where(empty, other.var, self.var), self.count)
 
+    def detach(self) -> Moments:
+        """Return the same values without their history."""
+        return self._replace(mean=self.mean.detach(), var=self.var.detach())
+
+    def pooled(self, dim: int, keepdim: bool = False) -> Moments:
+        """Return the moments of all sets of values along a dimension taken together; a plain count is that of each."""
+        if not isinstance(self.count, Tensor) or self.count.dim() == 0:
+            mean = self.mean.mean(dim, keepdim=True)
+            var = (self.var + (self.mean - mean).square()).mean(dim, keepdim=keepdim)
+            return Moments(mean if keepdim else mean.squeeze(dim), var, self.count * self.mean.shape[dim])
+        count = self.count.expand(self.mean.shape)
+        n = count.sum(dim, keepdim=True)
+        share = count / n.clamp(min=1).to(self.mean.dtype)
+        own_mean, own_var = (torch.where(count > 0, t, 0) for t in (self.mean, self.var))  # empty: whatever they hold
+        mean = (share * own_mean).sum(dim, keepdim=True)
+        var = (share * (own_var + (own_mean - mean).square())).sum(dim, keepdim=keepdim)
+        return Moments(mean, var, n) if keepdim else Moments(mean.squeeze(dim), var, n.squeeze(dim))
+
     @property
     def unbiased_var(self) -> Tensor:
         """The variance with Bessel's correction, n / (n - 1), which running statistics store."""

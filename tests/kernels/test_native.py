@@ -315,17 +315,17 @@ def test_operators_are_seen_by_who_watches_them():
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Seen(TorchDispatchMode):
-        count = 0
+        names = ()
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.count += 1
+            self.names += (func.overloadpacket.__name__,)
             return func(*args, **(kwargs or {}))
 
     x = torch.randn(4, 3, 6, 6)
     layer = nk.BatchNorm2d(3)
     with Seen() as seen:
         layer(x)
-    assert seen.count > 10
+    assert "native_batch_norm" in seen.names
 
 
 def test_a_core_that_is_not_there_is_said_so(monkeypatch):

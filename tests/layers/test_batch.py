@@ -192,8 +192,8 @@ def test_pure_form_equals_the_layer_and_writes_nothing():
             assert torch.equal(y, layer(x))
             stored = new
             kept = [t.clone() for t in stored]
-        assert torch.equal(new.mean, layer.running_mean)
-        assert torch.equal(new.var, layer.running_var)
+        for computed, stored in ((new.mean, layer.running_mean), (new.var, layer.running_var)):
+            torch.testing.assert_close(computed, stored, rtol=1e-13, atol=1e-14)  # the layer's operator moves its own
         assert torch.equal(new.count, layer.num_batches_tracked)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce as merge_all
-from math import prod
+from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -104,22 +104,63 @@ def normalize_batch(x: Tensor, terms: Terms) -> tuple[Tensor, Moments]:
 
 def normalize_and_store_(x: Tensor, terms: Terms, stored: Moments, momentum: float | Tensor | None) -> Tensor:
     """Return the normalized batch, and move the stored tensors, in place, to the statistics after it."""
-    factor = average_factor(stored, momentum)
     checked = terms.check(x)
-    if terms.nonfinite == "propagate" and terms.mask is None and not has_no_values(x):
-        features, weight, bias, _, _, residual, _, _, inplace, who, _ = checked
-        checks.enough_values(x.numel() // max(1, prod(features)), x, who)
+    if not has_no_values(x):
+        _, weight, bias, _, _, residual, mask, nonfinite, inplace, who, _ = checked
         recipe = checked.recipe(x)
-        y = select.normalize_and_update_(x, recipe, stored, factor, weight, bias, residual, inplace=inplace)
+        checks.enough_values(reference.count_values(x, recipe.over, mask), x, who)
+        tensors, refuse = (weight, bias, residual, mask), partial(checks.finite, who=who)
+        y = select.normalize_and_update_(
+            x, recipe, stored, momentum, *tensors, nonfinite=nonfinite, refuse=refuse, inplace=inplace
+        )
         if y is not None:
             return y
     y, batch = normalize_batch(x, terms)
-    update_(stored, batch, factor, terms.nonfinite)
+    update_(stored, batch, average_factor(stored, momentum), terms.nonfinite)
     return y
 
 
-def normalize_among(x: Tensor, earlier: Sequence[Moments], terms: Terms) -> tuple[Tensor, Moments, Moments]:
-    """Normalize with the merged moments of this batch and earlier ones; return the output, its own and the merged.
+def normalize_chunks(x: Tensor, sizes: Sequence[int], terms: Terms) -> tuple[Tensor, Moments]:
+    """As `normalize_batch`, of chunks of as many examples, each by itself; the moments have a dimension of chunks."""
+    terms = terms.check(x)._replace(inplace=False)  # chunks are views, which autograd does not let us overwrite
+    done, first = [], 0
+    for size, group in groupby(sizes):
+        chunks = len(list(group))
+        of_group = slice(first, first + chunks * size)
+        residual, mask = (None if t is None else t[of_group] for t in (terms.residual, terms.mask))
+        done += _equal_chunks(x[of_group], chunks, terms._replace(residual=residual, mask=mask))
+        first = of_group.stop
+    if len(done) == 1:
+        return done[0]
+    moments = (torch.cat([getattr(m, name) for _, m in done]) for name in Moments._fields)
+    return torch.cat([y for y, _ in done]), Moments(*moments)
+
+
+def _equal_chunks(x: Tensor, chunks: int, terms: Terms) -> list[tuple[Tensor, Moments]]:
+    rank = x.dim()
+    over = (1, *range(3, rank + 1))
+    recipe = Recipe(over, terms.eps, terms.activation, True, (1, 1, *terms.features, *(1,) * (rank - 2)))
+    cut, residual, mask = (None if t is None else t.unflatten(0, (chunks, -1)) for t in (x, terms.residual, terms.mask))
+    assert cut is not None
+    weight, bias = terms.weight, terms.bias
+    if chunks > 1 and select.plan_for(cut, recipe, weight, bias, residual, mask) is not None:
+        counts = reference.count_values(cut, over, mask)
+        checks.enough_values(counts, x[: x.shape[0] // chunks], terms.who)
+        y, m = select.normalize(cut, recipe, weight=weight, bias=bias, residual=residual, mask=mask)
+        count = torch.as_tensor(m.count, device=x.device).expand(m.mean.shape)
+        return [(y.flatten(0, 1), _finite_if_asked(m._replace(count=count), terms))]
+    pieces = ([None] * chunks if t is None else t.chunk(chunks) for t in (x, terms.residual, terms.mask))
+    done = []
+    for chunk, own_residual, own_mask in zip(*pieces, strict=True):
+        assert chunk is not None
+        y, m = normalize_batch(chunk, terms._replace(residual=own_residual, mask=own_mask))
+        count = torch.as_tensor(m.count, device=x.device).expand(m.mean.shape)
+        done.append((y, Moments(m.mean.unsqueeze(0), m.var.unsqueeze(0), count.unsqueeze(0))))
+    return done
+
+
+def normalize_among(x: Tensor, others: Moments, terms: Terms) -> tuple[Tensor, Moments, Moments]:
+    """Normalize with the merged moments of this batch and others; return the output, its own and the merged.
 
     Gradients flow through the batch's own share of the statistics.
     """
@@ -128,15 +169,12 @@ def normalize_among(x: Tensor, earlier: Sequence[Moments], terms: Terms) -> tupl
     if has_no_values(x):
         own = moments_of_nothing(terms.features, x)
         y = normalize_nothing(x, recipe, terms.weight, terms.bias, terms.residual)
-        return y, own, merge_all(Moments.merge, earlier, own)
+        return y, own, others.merge(own)
     checks.enough_values(reference.count_values(x, recipe.over, terms.mask), x, terms.who)
-    select.leave_to_reference("statistics merged with those of earlier batches")
-    wide = x.to(reference.working_dtype(x))
-    own = _finite_if_asked(_per_channel(reference.moments(wide, recipe.over, terms.mask), terms.features), terms)
-    merged = merge_all(Moments.merge, earlier, own)
-    parameters = (recipe.view(terms.weight), recipe.view(terms.bias))
-    y = reference.normalize_with(wide, _viewed(merged, recipe), *parameters, terms.residual, recipe)
-    return y.to(x.dtype), own, merged
+    y, own, merged = select.normalize_mixed(
+        x, recipe, others.merge, weight=terms.weight, bias=terms.bias, residual=terms.residual, mask=terms.mask
+    )
+    return y, _finite_if_asked(own, terms), merged
 
 
 def normalize_synced(x: Tensor, terms: Terms, gather: Gather, reduce: Reduce) -> tuple[Tensor, Moments]:
@@ -218,18 +256,6 @@ def features_of(x: Tensor, *per_channel: Tensor | None) -> Sequence[int]:
 
 def _ranks(x: Tensor, features: Sequence[int]) -> Sequence[int]:
     return (1 + len(features),) if len(features) > 1 else (max(2, x.dim()),)
-
-
-def _per_channel(kept: Moments, features: Sequence[int]) -> Moments:
-    count = kept.count
-    if isinstance(count, Tensor):
-        count = count.expand(kept.mean.shape).reshape(features)
-    return Moments(kept.mean.reshape(features), kept.var.reshape(features), count)
-
-
-def _viewed(m: Moments, recipe: Recipe) -> Moments:
-    assert recipe.parameters is not None
-    return Moments(m.mean.reshape(recipe.parameters), m.var.reshape(recipe.parameters), m.count)
 
 
 def _finite_if_asked(batch: Moments, terms: Terms) -> Moments:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -13,11 +13,8 @@ from normkit.kernels import reference
 from normkit.kernels.fused import is_invertible
 from normkit.kernels.native import (
     DONE,
-    NO_EXTRAS,
     NO_UPDATE,
     ODD_PADDING,
-    Again,
-    Extras,
     Update,
     backward,
     evaluate,
@@ -35,8 +32,7 @@ class Call(NamedTuple):
     plan: Plan
     update: Update = NO_UPDATE  # of running statistics
     stored: tuple[Tensor, Tensor] | None = None  # means and variances to normalize with, in place of the input's own
-    through: bool = False  # whether gradients flow through the stored ones, as through the input's own
-    extras: Extras = NO_EXTRAS
+    mask: Tensor | None = None
     kept: list[Any] | None = None  # to append means and variances to, and the outcome
 
 
@@ -48,17 +44,17 @@ class Normalize(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, call: Call
     ) -> Tensor:
         """Return the output."""
-        plan, update, stored, through, extras, kept = call
+        plan, update, stored, mask, kept = call
         given = x
         if plan.copy is not None:
             x = plan.dense(given)
         beside = None if residual is None else like(residual, x)
-        ctx.plan, ctx.is_stored, ctx.extras = plan, stored is not None and not through, extras
+        ctx.plan, ctx.is_stored, ctx.mask = plan, stored is not None, mask
         # Statistics are neither inputs nor outputs of the function: autograd need not follow them.
         outcome = DONE
         if stored is None:
             y = torch.empty_like(x)
-            ctx.both, outcome = forward(x, weight, bias, beside, y, plan, update, extras)
+            ctx.both, outcome = forward(x, weight, bias, beside, y, plan, update, mask)
         else:
             y = evaluate(x, weight, bias, beside, *stored, plan)
             ctx.both = torch.stack(stored).double()
@@ -78,12 +74,12 @@ class Normalize(torch.autograd.Function):
         wants, stored = ctx.needs_input_grad, ctx.is_stored
         if not torch.is_grad_enabled():
             tensors = (x, weight, bias, beside, ctx.both)
-            return (*backward(ctx.plan, wants, grads[0], *tensors, stored, False, ctx.extras), None)
+            return (*backward(ctx.plan, wants, grads[0], *tensors, stored, False, ctx.mask), None)
         # To be differentiated again, it must be made of operators.
-        if stored or ctx.extras.again is not None:
-            forward_again = ctx.extras.again or _stored_again(ctx.plan, ctx.both)
-            return (*_gradients_of(forward_again, wants, grads[0], x, weight, bias, residual), None)
-        return (*_gradients(ctx.plan, wants, grads[0], x, weight, bias, residual, ctx.extras.mask), None)
+        if stored:
+            again = _stored_again(ctx.plan, ctx.both)
+            return (*gradients_of(again, wants, grads[0], x, weight, bias, residual), None)
+        return (*_gradients(ctx.plan, wants, grads[0], x, weight, bias, residual, ctx.mask), None)
 
 
 def _gradients(
@@ -106,29 +102,35 @@ def _gradients(
     return plan.undivided(dx), dweight, dbias, dresidual
 
 
-def _gradients_of(
-    forward_again: Again,
+Again = Callable[..., Tensor]  # of x, weight, bias, residual, and what else a function takes
+
+
+def gradients_of(
+    again: Again,
     wants: Sequence[bool],
     dy: Tensor,
     x: Tensor,
     weight: Any,
     bias: Any,
     residual: Tensor | None,
+    *others: Tensor,
 ) -> tuple[Any, ...]:
+    """Gradients that can be differentiated, of the same output made again of operators."""
     if residual is None and wants[3]:
         residual = torch.zeros_like(x).requires_grad_()  # its gradient is the output's, whatever its value
-    inputs = [t if wanted else None for t, wanted in zip((x, weight, bias, residual), wants, strict=False)]
+    tensors = (x, weight, bias, residual, *others)
+    inputs = [t if wanted else None for t, wanted in zip(tensors, wants, strict=False)]
     with torch.enable_grad():
-        y = forward_again(x, weight, bias, residual)
+        y = again(*tensors)
         found = iter(torch.autograd.grad(y, [t for t in inputs if t is not None], dy, create_graph=True))
     return tuple(None if t is None else next(found) for t in inputs)
 
 
 def _stored_again(plan: Plan, both: Tensor) -> Again:
-    def forward_again(x: Tensor, weight: Any, bias: Any, residual: Tensor | None) -> Tensor:
+    def again(x: Tensor, weight: Any, bias: Any, residual: Tensor | None) -> Tensor:
         return reference.normalize_stored(x, plan.recipe, Moments(both[0], both[1], 0), weight, bias, residual)
 
-    return forward_again
+    return again
 
 
 class NormalizeInPlace(torch.autograd.Function):
@@ -184,28 +186,23 @@ def normalize(
     plan: Plan,
     inplace: bool = False,
     update: Update = NO_UPDATE,
-    extras: Extras = NO_EXTRAS,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, int]:
     """Return what `reference.normalize` does, means and variances for `plan.moments`, and the outcome.
 
     In place, the result is in the memory of x, if that can be worked out again from the result.
     """
     kept: list[Any] = []
-    if (
-        inplace
-        and residual is None
-        and extras is NO_EXTRAS
-        and plan.copy is None
-        and is_invertible(plan.recipe, weight)
-    ):
+    is_alone = residual is None and mask is None and plan.copy is None
+    if inplace and is_alone and is_invertible(plan.recipe, weight):
         y = NormalizeInPlace.apply(x, weight, bias, plan, update, kept)
     else:
-        y = apply(x, weight, bias, residual, Call(plan, update, extras=extras, kept=kept))
+        y = apply(x, weight, bias, residual, Call(plan, update, mask=mask, kept=kept))
     both, outcome = kept
     if outcome == ODD_PADDING:  # which counts as zero, and no gradient of zero would remove a NaN
-        assert extras.mask is not None
-        x = torch.where(extras.mask | x.isfinite(), x, 0)
-        return normalize(x, weight, bias, residual, plan, inplace, update, extras)
+        assert mask is not None
+        x = torch.where(mask | x.isfinite(), x, 0)
+        return normalize(x, weight, bias, residual, plan, inplace, update, mask)
     return y, both, outcome
 
 
@@ -216,17 +213,11 @@ def normalize_stored(
     bias: Tensor | None,
     residual: Tensor | None,
     plan: Plan,
-    extras: Extras | None = None,
 ) -> Tensor:
-    """As `reference.normalize_stored`, for statistics without a gradient.
-
-    With `extras`, gradients flow through the statistics nevertheless, as if they were those of x, or of x among others.
-    """
+    """As `reference.normalize_stored`, for statistics without a gradient."""
     mean, var = stored.mean, stored.var
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual)):
-        through, extras = extras is not None, extras or NO_EXTRAS
-        call = Call(plan, stored=(mean, var), through=through, extras=extras)
-        return cast(Tensor, apply(x, weight, bias, residual, call))
+        return cast(Tensor, apply(x, weight, bias, residual, Call(plan, stored=(mean, var))))
     dense = plan.dense(x)
     y = evaluate(dense, weight, bias, None if residual is None else like(residual, dense), mean, var, plan)
     return y if dense is x else like(y, x)

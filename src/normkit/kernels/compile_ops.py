@@ -33,7 +33,7 @@ def _(t: Tensor) -> Tensor:
 def moving_normalize(
     x: Tensor, var: Tensor, ratio: Tensor, exact: Tensor, here: Tensor, ring: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `moving.normalize`, and what its backward needs."""
+    """As `moving.by_operators`, and what its backward needs."""
     return scaled(x, var, ratio, eps), (var + eps).sqrt(), ratio.clone(), exact.clone(), here.clone()
 
 

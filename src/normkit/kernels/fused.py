@@ -134,13 +134,16 @@ def normalized(
 def normalize_stored(
     x: Tensor, recipe: Recipe, stored: Moments, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
 ) -> Tensor:
-    """As `select.normalize_stored`. Statistics with a gradient go round the operator, which would drop it."""
+    """As `select.normalize_stored`.
+
+    Statistics with a gradient go round the operator, which would drop it, and those of each example, which it lacks.
+    """
     own = statistics_dtype(x)
     mean, var = _to(stored.mean, own), _to(stored.var, own)
     weight, bias = _beside(weight, bias, own)
     needs_grad = torch.is_grad_enabled() and (mean.requires_grad or var.requires_grad)
-    if needs_grad or is_transformed_or_dual():
-        shape = recipe.parameters or mean.shape
+    if needs_grad or recipe.over[0] != 0 or is_transformed_or_dual():
+        shape = [1 if d in recipe.over else n for d, n in enumerate(x.shape)]
         known = Moments(mean.reshape(shape), var.reshape(shape), 0)
         scale, shift = scale_shift(known, recipe.view(weight), recipe.view(bias), recipe.eps)
         return finish(torch.addcmul(shift, x.to(own), scale).to(x.dtype), residual, recipe.activation)
@@ -159,7 +162,7 @@ def normalize_and_update_(
     x: Tensor,
     recipe: Recipe,
     stored: Moments,
-    momentum: float | Tensor,
+    momentum: float | Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
@@ -172,10 +175,11 @@ def normalize_and_update_(
         return None
     if not (mean.is_contiguous() and var.is_contiguous()):
         return None
-    if isinstance(momentum, Tensor):
-        if momentum.is_meta or torch.compiler.is_compiling():
-            return None
-        momentum = momentum.item()
+    numbers = [t for t in (momentum, count) if isinstance(t, Tensor)]
+    if any(t.is_meta for t in numbers) or (numbers and torch.compiler.is_compiling()):
+        return None
+    # None: a plain average over the batches counted.
+    momentum = 1 / (int(count) + 1) if momentum is None else float(momentum)
     y = _batch_norm(x, recipe, weight, bias, residual, inplace, mean, var, momentum)
     if isinstance(count, Tensor):
         count.add_(1)
@@ -191,9 +195,9 @@ def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None) -> Mom
 
 def _moments(x: Tensor, over: tuple[int, ...]) -> Moments:
     own, n = statistics_dtype(x), cast(int, count_values(x, over))
-    if n == 0:
+    if x.numel() == 0:
         unknown = x.new_full([size for d, size in enumerate(x.shape) if d not in over], torch.nan, dtype=own)
-        return Moments(unknown, unknown, 0)
+        return Moments(unknown, unknown, n)
     needs_grad = torch.is_grad_enabled() and x.requires_grad
     is_batch = x.dim() > 1 and over == (0, *range(2, x.dim()))
     if is_batch and n > 1 and not needs_grad and not is_transformed_or_dual():

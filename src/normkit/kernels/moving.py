@@ -6,11 +6,15 @@ a backward that keeps state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from normkit.kernels import halves, reference
+from normkit.kernels.plans import Plan
+from normkit.moments import Moments
 from normkit.tracing import is_exporting
 
 OVER = (0, 2, 3)
@@ -25,7 +29,7 @@ class Statistics(NamedTuple):
     here: Tensor  # (B, 1), true at the batch's place in the rings
 
 
-def normalize(x: Tensor, used: Statistics, ring: Tensor, eps: float) -> Tensor:
+def by_operators(x: Tensor, used: Statistics, ring: Tensor, eps: float) -> Tensor:
     """Return ratio * x / sqrt(var + eps); the backward writes into `ring`, (B, C), and averages over it."""
     if is_exporting():
         return scaled(x, used.var, used.ratio, eps)
@@ -36,8 +40,50 @@ def normalize(x: Tensor, used: Statistics, ring: Tensor, eps: float) -> Tensor:
     return cast(Tensor, Moving.apply(x, *used, ring, eps))
 
 
+def by_loops(
+    x: Tensor,
+    used: Statistics,
+    ring: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    plan: Plan,
+) -> Tensor:
+    """Return activation(`by_operators` * weight + bias + residual)."""
+    ratio = used.ratio.flatten()
+    weight = ratio if weight is None else weight * ratio
+    return halves.normalize(x, weight, bias, residual, plan, _Seam(plan, used, ring))
+
+
+class _Seam(NamedTuple):
+    plan: Plan
+    used: Statistics
+    ring: Tensor
+
+    def statistics(self, x: Tensor, parameters: Sequence[Tensor]) -> Moments:
+        var = self.used.var.flatten()
+        return Moments(torch.zeros_like(var), var, 0)
+
+    def between(self, sums: Tensor, weight: Tensor | None) -> tuple[Tensor, Sequence[Tensor]]:
+        assert weight is not None
+        product = sums[1] * weight.detach() / self.plan.values
+        recent = torch.where(self.used.here, product, self.ring.to(product.dtype))
+        self.ring.copy_(recent)
+        return torch.stack([torch.zeros_like(product), chosen(self.used.exact, product, recent).flatten()]), ()
+
+    def again(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, *parameters: Tensor
+    ) -> Tensor:
+        recipe, used = self.plan.recipe, self.used
+        weight, bias = recipe.view(weight), recipe.view(bias)
+        assert weight is not None  # with the ratio in it
+        plain = used._replace(ratio=torch.ones_like(used.ratio))
+        z = by_operators(x.to(reference.working_dtype(x)), plain, self.ring, recipe.eps) * weight
+        return reference.finish(z, bias, residual, recipe.activation).to(x.dtype)
+
+
 class Moving(torch.autograd.Function):
-    """`normalize` outside of compiled code, differentiable again as far as the formula itself is."""
+    """`by_operators` outside of compiled code, differentiable again as far as the formula itself is."""
 
     generate_vmap_rule = True
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,21 +19,6 @@ _NON_FINITE = {"propagate": 0, "raise": 1, "skip-update": 2}
 
 # What a forward says of itself: see Outcome in csrc/module.cpp.
 DONE, ODD_PADDING, NON_FINITE = 0, 1, 2
-
-
-Again = Callable[[Tensor, Any, Any, "Tensor | None"], Tensor]  # of x, weight, bias and residual
-
-
-class Extras(NamedTuple):
-    """What only some calls have."""
-
-    mask: Tensor | None = None  # contiguous booleans for each example and position, as they broadcast against x
-    floor: Tensor | None = None  # of the threshold, one for each channel
-    values: float = 0.0  # that share statistics, if more than these; 0: these
-    again: Again | None = None  # the same output, made of operators, if the plan's own formula is not all of it
-
-
-NO_EXTRAS = Extras()
 
 
 def _pointer(t: Tensor | None) -> int:
@@ -58,7 +43,7 @@ def backward(
     both: Tensor,
     stored: bool,
     inverted: bool,
-    extras: Extras = NO_EXTRAS,
+    mask: Tensor | None = None,
 ) -> Any:
     """Gradients of x, weight, bias and residual; `beside` is what `is_output_kept` says, where there is a residual."""
     if dy.dtype is not x.dtype or dy.stride() != x.stride():
@@ -69,7 +54,6 @@ def backward(
     dweight = torch.empty_like(plain_weight) if wants[1] else None
     dbias = torch.empty_like(plain_bias) if wants[2] else None
     dresidual = torch.empty_like(x) if beside is not None and wants[3] else None
-    mask, floor, values, _ = extras
     loops.backward(
         *plan.arguments(x, plain_weight, plain_bias, both),
         0 if beside is None else beside.data_ptr(),
@@ -79,8 +63,6 @@ def backward(
         0 if dweight is None else dweight.data_ptr(),
         0 if dbias is None else dbias.data_ptr(),
         0 if mask is None else mask.data_ptr(),
-        0 if floor is None else floor.data_ptr(),
-        values,
         stored,
         inverted,
     )
@@ -106,14 +88,16 @@ def forward(
     y: Tensor,
     plan: Plan,
     update: Update = NO_UPDATE,
-    extras: Extras = NO_EXTRAS,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, int]:
-    """Write the output to `y`; return means and variances, and the outcome."""
+    """Write the output to `y`; return means and variances, and the outcome.
+
+    The mask has contiguous booleans for each example and position, as they broadcast against x.
+    """
     both = x.new_empty(2 * plan.statistics, dtype=torch.float64)
     plain_weight, plain_bias = plan.plain(weight), plan.plain(bias)
     arguments = plan.arguments(x, plain_weight, plain_bias, both)
-    residual_pointer, mask, floor = _pointer(residual), _pointer(extras.mask), _pointer(extras.floor)
-    return both, loops.forward(*arguments, residual_pointer, y.data_ptr(), mask, floor, *update)
+    return both, loops.forward(*arguments, _pointer(residual), y.data_ptr(), _pointer(mask), *update)
 
 
 def moments(x: Tensor, plan: Plan, mask: Tensor | None = None) -> Moments:

@@ -17,17 +17,7 @@ from normkit.moments import Moments
 from normkit.tracing import is_exporting, is_watched
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
-THRESHOLD = "threshold"  # not an activation that users name: max(z, floor), with a floor for each channel
-_ACTIVATIONS = {
-    None: 0,
-    "relu": 1,
-    "leaky_relu": 2,
-    "silu": 3,
-    "gelu": 4,
-    "sigmoid": 5,
-    "tanh": 6,
-    THRESHOLD: 7,
-}
+_ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "sigmoid": 5, "tanh": 6}
 Copy = Literal["dense", "contiguous"]  # in the order of the input's dimensions in memory, or in that of its shape
 _SMOOTH = ("silu", "gelu", "sigmoid", "tanh")  # in float lanes alone
 
@@ -57,6 +47,11 @@ def layout_of(x: Tensor, recipe: Recipe, parameter: Sequence[int]) -> Layout | N
             return Layout(1, 1, shape[0], channels, 1, positions) if _is_channels_last(x) else None
         if rank > 1:
             return Layout(0, 1, shape[0], prod(shape[1:]), 1, 1) if over == (0,) and contiguous else None
+    if rank > 2 and over == (1, *range(3, rank)):  # a batch in chunks, with statistics of their own
+        sizes = (shape[0], shape[1], shape[2], 1, prod(shape[3:]))
+        if contiguous:
+            return Layout(0, *sizes)
+        return Layout(1, *sizes) if rank > 3 and x.movedim(2, -1).is_contiguous() else None
     first = over[0]  # of a vector, 0: one example, and all of it
     if over != tuple(range(first, rank)):
         return None
@@ -258,17 +253,6 @@ class Plan(NamedTuple):
         w = 0 if weight is None else weight.data_ptr()
         b = 0 if bias is None else bias.data_ptr()
         return self.header, x.data_ptr(), w, b, both.data_ptr()
-
-    def in_chunks(self, chunks: int) -> Plan:
-        """The same call, with the batch in chunks of as many examples, each with statistics of its own."""
-        layout = self.layout._replace(populations=chunks, examples=self.layout.examples // chunks)
-        return self._replace(
-            layout=layout,
-            header=_header(self.dtype, self.recipe, layout),
-            statistics=chunks * self.statistics,
-            values=self.values // chunks,
-            shape=(chunks, *self.shape),
-        )
 
     def dense(self, x: Tensor) -> Tensor:
         """The input, in memory that the loops can go over."""

@@ -70,6 +70,18 @@ def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None, centre
     return Moments(mean, var, count)
 
 
+def without(over: tuple[int, ...], kept: Moments) -> Moments:
+    """Return moments that kept the dimensions `over` without them."""
+    mean, var, count = kept
+    if isinstance(count, Tensor) and count.dim() > 0:  # else a number, or one in a graph being traced
+        count = count.expand(mean.shape)
+    for d in reversed(over):  # one by one: an exporter knows no other way
+        mean, var = mean.squeeze(d), var.squeeze(d)
+        if isinstance(count, Tensor) and count.dim() == mean.dim() + 1:
+            count = count.squeeze(d)
+    return Moments(mean, var, count)
+
+
 def normalize(
     x: Tensor,
     weight: Tensor | None,

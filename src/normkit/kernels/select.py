@@ -6,7 +6,7 @@ What neither the loops nor torch have, and computes with `reference` itself, ask
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, cast, get_args
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from normkit.errors import ArgumentError, BackendError
-from normkit.kernels import autograd, core, fused, native, plans, reference, straight
-from normkit.kernels.native import NO_EXTRAS, Extras
+from normkit.kernels import autograd, core, fused, gate, masked, mixed, moving, native, plans, reference, straight
+from normkit.kernels.mixed import Mix, Mixed
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
@@ -94,17 +94,17 @@ def _accelerator() -> str | None:
     return None if device is None else device.type
 
 
-def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None) -> Moments:
+def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None, centred: bool = True) -> Moments:
     """Return the moments of x over the dimensions `over`, without them."""
     needs_grad = torch.is_grad_enabled() and x.requires_grad
     if needs_grad and requested() == "native":
         _refuse("there are none for moments with a gradient")
-    if not needs_grad and (plan := plan_for(x, Recipe(over, 0.0), mask=mask)) is not None:
+    if not needs_grad and (plan := plan_for(x, Recipe(over, 0.0, None, centred), mask=mask)) is not None:
         return native.moments(x, plan, mask)
     is_differentiated = mask is not None and (needs_grad or is_transformed_or_dual())
-    if takes_torch("moments of a mask with a gradient" if is_differentiated else None):
+    if centred and takes_torch("moments of a mask with a gradient" if is_differentiated else None):
         return fused.moments(x, over, mask)
-    return _without(over, reference.moments(x, over, mask))
+    return reference.without(over, reference.moments(x, over, mask, centred))
 
 
 def normalize(
@@ -124,8 +124,7 @@ def normalize(
     plan = plan_for(x, recipe, weight, bias, residual, mask)
     if plan is not None:
         mask = None if mask is None else mask.contiguous()
-        extras = NO_EXTRAS if mask is None else Extras(mask)
-        y, both, _ = autograd.normalize(x, weight, bias, residual, plan, inplace, extras=extras)
+        y, both, _ = autograd.normalize(x, weight, bias, residual, plan, inplace, mask=mask)
         return y, plan.moments(both, mask)
     if stays_whole(x, recipe, weight, bias, residual, mask):
         y, (mean, var) = torch.ops.normkit.normalize(x, weight, bias, residual, *recipe)
@@ -139,9 +138,9 @@ def normalize(
     if torch.compiler.is_compiling() or is_exporting():
         # The compiler derives and fuses the backward itself, from operators that it can see through; so must exporters.
         y, m = reference.normalize(x, weight, bias, residual, mask, recipe)
-        return y, _without(recipe.over, m._replace(mean=m.mean.detach(), var=m.var.detach()))
+        return y, reference.without(recipe.over, m.detach())
     y, mean, var = reference.Normalize.apply(x, weight, bias, residual, mask, recipe)
-    return y, _without(recipe.over, Moments(mean, var, reference.count_values(x, recipe.over, mask)))
+    return y, reference.without(recipe.over, Moments(mean, var, reference.count_values(x, recipe.over, mask)))
 
 
 def normalized(
@@ -182,27 +181,104 @@ def normalize_stored(
     return reference.normalize_stored(x, recipe, stored, weight, bias, residual)
 
 
+def normalize_mixed(
+    x: Tensor,
+    recipe: Recipe,
+    mix: Mix,
+    parameters: Sequence[Tensor] = (),
+    *,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    mask: Tensor | None = None,
+) -> Mixed:
+    """Normalize x with what `mix` makes of its moments and of these parameters; gradients flow through both."""
+    if mask is not None:
+        x, mask = torch.where(mask | x.isfinite(), x, 0), mask.contiguous()
+    plan = plan_for(x, recipe, weight, bias, residual, mask)
+    if plan is not None:
+        return mixed.by_loops(x, weight, bias, residual, mask, plan, mix, parameters)
+    if requested() == "native":
+        _refuse("there are none for compiled code here")
+    if takes_torch(None if mask is None and recipe.centred else "these statistics with a mask or about zero"):
+        own = fused.moments(x, recipe.over)
+        used = mix(own, *parameters)
+        return Mixed.of(fused.normalize_stored(x, recipe, used, weight, bias, residual), own, used)
+    return mixed.by_reference(x, weight, bias, residual, mask, recipe, mix, parameters)
+
+
+def normalize_moving(
+    x: Tensor,
+    recipe: Recipe,
+    used: moving.Statistics,
+    ring: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+) -> Tensor:
+    """Normalize x, (N, C, H, W), with statistics of the last batches; the backward has some too, in a ring."""
+    plan = plan_for(x, recipe, weight, bias, residual)
+    if plan is not None:
+        return moving.by_loops(x, used, ring, weight, bias, residual, plan)
+    leave_to_reference("moving averages here")
+    z = moving.by_operators(x.to(reference.working_dtype(x)), used, ring, recipe.eps)
+    weight, bias = recipe.view(weight), recipe.view(bias)
+    return reference.finish(z if weight is None else z * weight, bias, residual, recipe.activation).to(x.dtype)
+
+
+def gated(x: Tensor, terms: gate.Terms) -> tuple[Tensor, Moments]:
+    """Return a function of x, (N, C, H, W), and the moments of its groups of channels, (N, groups) and detached."""
+    grouped, recipe = terms.grouped(x), terms.recipe
+    plan = plan_for(grouped, recipe)
+    if plan is not None and gate.takes(x):
+        return gate.by_loops(x, terms, plan)
+    if requested() == "native":
+        _refuse(f"there are none for {x.dtype}" if plan is not None else "there are none for compiled code here")
+    # In float64 the reference takes no longer, and loses fewer digits.
+    if takes_torch() and not (x.dtype is torch.float64 and requested() == "auto"):
+        wide = x.to(masked.statistics_dtype(x))
+        if recipe.centred:
+            own = fused.moments(grouped, recipe.over)
+        else:
+            square = terms.grouped(wide).square().mean(recipe.over)
+            own = Moments(torch.zeros_like(square), square, reference.count_values(grouped, recipe.over))
+        return gate.by_operators(wide, own, terms).to(x.dtype), own.detach()
+    return gate.by_reference(x, terms)
+
+
 def normalize_and_update_(
     x: Tensor,
     recipe: Recipe,
     stored: Moments,
-    momentum: float | Tensor,
+    momentum: float | Tensor | None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    mask: Tensor | None = None,
     *,
+    nonfinite: str = "propagate",
+    refuse: Callable[[Moments], None] | None = None,
     inplace: bool = False,
 ) -> Tensor | None:
-    """Return what `normalize` does and move the stored statistics along, or do nothing if no backend can do both."""
-    plan = plan_for(x, recipe, weight, bias, residual)
-    if plan is None and not stays_whole(x, recipe, weight, bias, residual) and takes_torch(fused.why_not(x, recipe)):
-        return fused.normalize_and_update_(x, recipe, stored, momentum, weight, bias, residual, inplace)
-    update = None if plan is None else native.update_of(*stored, momentum)  # only planned tensors have pointers to read
-    if plan is None or update is None:
+    """Return what `normalize` does and move the stored statistics along, or do nothing if no backend can do both.
+
+    Moments that are not finite go to `refuse`, which raises, if `nonfinite` is "raise".
+    """
+    plan = plan_for(x, recipe, weight, bias, residual, mask)
+    if plan is not None:
+        update = native.update_of(*stored, momentum, nonfinite)
+        if update is None:
+            return None
+        mask = None if mask is None else mask.contiguous()
+        y, both, outcome = autograd.normalize(x, weight, bias, residual, plan, inplace, update, mask)
+        if outcome == native.NON_FINITE and refuse is not None:
+            refuse(plan.moments(both, mask))
+        native.count_update(*stored)
+        return y
+    whole = stays_whole(x, recipe, weight, bias, residual, mask)
+    if mask is not None or nonfinite != "propagate" or whole or not takes_torch(fused.why_not(x, recipe)):
         return None
-    y, _, _ = autograd.normalize(x, weight, bias, residual, plan, inplace, update)
-    native.count_update(*stored)
-    return y
+    return fused.normalize_and_update_(x, recipe, stored, momentum, weight, bias, residual, inplace)
 
 
 # ---- the layers' fast path: with a small tensor, deciding what to do takes most of the time. None leaves a call, and
@@ -344,11 +420,3 @@ def stays_whole(
         and not is_transformed_or_dual()
         and plans.takes(x, recipe.activation, weight, bias, residual)
     )
-
-
-def _without(over: tuple[int, ...], kept: Moments) -> Moments:
-    """Moments that kept the dimensions `over`, without them."""
-    mean, var, count = kept
-    if isinstance(count, Tensor):
-        count = count.expand(mean.shape).squeeze(over)
-    return Moments(mean.squeeze(over), var.squeeze(over), count)

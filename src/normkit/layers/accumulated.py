@@ -85,17 +85,14 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
         y, own, merged = batch_core.normalize_among(input, self._others(slot), terms)
         if not is_recomputing():
             self._remember_(slot, own)
-        return y, Moments(merged.mean.detach(), merged.var.detach(), merged.count)
+        return y, merged
 
-    def _others(self, slot: Tensor) -> list[Moments]:
-        """The micro-batches in the window but for the one in this slot; a count of zero takes it out."""
+    def _others(self, slot: Tensor) -> Moments:
+        """The moments of the window but for the micro-batch in this slot; a count of zero takes it out."""
         index = torch.arange(self.micro_batches, device=slot.device)
         count = torch.where((index == slot)[:, None], 0, self.window_count)
         wide = working_dtype(self.window_mean)
-        return [
-            Moments(self.window_mean[i].to(wide), self.window_var[i].to(wide), count[i])
-            for i in range(self.micro_batches)
-        ]
+        return Moments(self.window_mean.to(wide), self.window_var.to(wide), count).pooled(0)
 
     @torch.no_grad()
     def _remember_(self, slot: Tensor, own: Moments) -> None:

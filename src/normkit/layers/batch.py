@@ -43,7 +43,16 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
     """
 
     _ranks: ClassVar[Sequence[int]]
+    _in_one_step: ClassVar[bool] = False
     inplace = False  # also in layers that were pickled before this option existed
+
+    def __init_subclass__(cls, *, one_step: bool = False, **kwargs: Any) -> None:
+        """`one_step=True` says of a class, not of its subclasses, that statistics are those of the batch, and move so.
+
+        Its normalization and its update are then one call. Others go by `_normalize_batch` and `_update_`.
+        """
+        super().__init_subclass__(**kwargs)
+        cls._in_one_step = one_step
 
     def __init__(
         self,
@@ -110,16 +119,18 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         )
         if not self.training and stored is not None:
             return batch_core.normalize_stored(input, stored, terms)
+        moves = self.training and self.track_running_stats and not is_recomputing()
+        if moves and stored is not None and self._in_one_step:
+            return batch_core.normalize_and_store_(input, terms, stored, self.momentum)
         y, batch = self._normalize_batch(input, terms, stored)
-        if self.training and self.track_running_stats and not is_recomputing():
-            if stored is not None:
-                self._update_(stored, batch)
-            elif self.num_batches_tracked is not None:
-                self.num_batches_tracked.add_(1)  # as torch, which counts on when the statistics were taken away
+        if moves and stored is not None:
+            self._update_(stored, batch)
+        elif moves and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)  # as torch, which counts on when the statistics were taken away
         return y
 
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
-        """Normalize with the batch's statistics, and return those too. Subclasses differ here or in `_update_`."""
+        """Normalize with the batch's statistics, and return those too. Subclasses may differ here or in `_update_`."""
         return batch_core.normalize_batch(input, terms)
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
@@ -164,28 +175,28 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         return f"{type(self).__name__}({', '.join(map(str, self._features()))})"
 
 
-class BatchNorm1d(BatchNorm, nn.BatchNorm1d, fast_path=True):
+class BatchNorm1d(BatchNorm, nn.BatchNorm1d, fast_path=True, one_step=True):
     """Batch normalization of (N, C) or (N, C, L)."""
 
     _ranks = (2, 3)
     _torch = nn.BatchNorm1d
 
 
-class BatchNorm2d(BatchNorm, nn.BatchNorm2d, fast_path=True):
+class BatchNorm2d(BatchNorm, nn.BatchNorm2d, fast_path=True, one_step=True):
     """Batch normalization of (N, C, H, W)."""
 
     _ranks = (4,)
     _torch = nn.BatchNorm2d
 
 
-class BatchNorm3d(BatchNorm, nn.BatchNorm3d, fast_path=True):
+class BatchNorm3d(BatchNorm, nn.BatchNorm3d, fast_path=True, one_step=True):
     """Batch normalization of (N, C, D, H, W)."""
 
     _ranks = (5,)
     _torch = nn.BatchNorm3d
 
 
-class PositionBatchNorm2d(BatchNorm):
+class PositionBatchNorm2d(BatchNorm, one_step=True):
     """Batch normalization of every position of (N, C, H, W) on its own: one gamma and beta per channel and position.
 
     The paper's transform for a single activation, not shared over the map (section 3.2). Parameters and statistics

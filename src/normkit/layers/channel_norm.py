@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normkit import checks
 from normkit.functional.batch_core import average_factor
-from normkit.kernels import reference, select
+from normkit.kernels import reference
 from normkit.layers.affine_parts import Affine, check_affine, reset_parts_
 from normkit.layers.norm_layer import NormLayer
 from normkit.moments import Moments, moved
@@ -93,21 +93,10 @@ class ChannelNorm(NormLayer):
 
     def _check(self, input: Tensor, over: tuple[int, ...] | None, residual: Tensor | None = None) -> None:
         """Check the call, and that the dimensions `over`, if any, hold enough values for a variance."""
-        select.leave_to_reference(type(self).__name__)
         checks.batch_input(input, self._who(), (self.num_features,), self._ranks)
         checks.same_shape(residual, input, self._who())
         if over is not None:
             checks.enough_values(reference.count_values(input, over), input, self._who())
-
-    def _finish(self, xhat: Tensor, input: Tensor, residual: Tensor | None) -> Tensor:
-        """Return activation(xhat * weight + bias + residual) in the input's type."""
-        if self.weight is not None:
-            xhat = xhat * self._view(self.weight, input)
-        bias = None if self.bias is None else self._view(self.bias, input)
-        return reference.finish(xhat, bias, residual, self.activation).to(input.dtype)
-
-    def _view(self, per_channel: Tensor, input: Tensor) -> Tensor:
-        return per_channel.reshape(1, -1, *[1] * (input.dim() - 2))
 
     def _who(self) -> str:
         return f"{type(self).__name__}({self.num_features})"

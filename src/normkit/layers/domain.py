@@ -112,13 +112,13 @@ class DomainBatchNorm(BatchNorm):
         return super().extra_repr() + f", num_domains={self.num_domains}"
 
 
-class DomainBatchNorm1d(DomainBatchNorm, nn.BatchNorm1d):
+class DomainBatchNorm1d(DomainBatchNorm, nn.BatchNorm1d, one_step=True):
     """Batch normalization per domain, of (N, C) or (N, C, L)."""
 
     _ranks = (2, 3)
 
 
-class DomainBatchNorm2d(DomainBatchNorm, nn.BatchNorm2d):
+class DomainBatchNorm2d(DomainBatchNorm, nn.BatchNorm2d, one_step=True):
     """Batch normalization per domain, of (N, C, H, W)."""
 
     _ranks = (4,)

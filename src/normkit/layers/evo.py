@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from normkit import checks
-from normkit.kernels import reference
+from normkit.kernels import gate, select
 from normkit.layers.affine_parts import Affine
 from normkit.layers.channel_norm import ChannelNorm
-from normkit.moments import unbiased_var
+from normkit.moments import Moments, unbiased_var
 
 
 class EvoNorm(ChannelNorm):
@@ -62,19 +62,20 @@ class EvoNormB0(EvoNorm):
         self.reset_parameters()
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
-        over = (0, 2, 3)
-        self._check(input, over if self._uses_batch() else None)
-        wide = input.to(reference.working_dtype(input))
-        instance = reference.moments(wide, (2, 3))
-        if self._uses_batch():
-            batch = reference.moments(wide, over)
-            var = batch.var
-            if self._writes():
-                self._update_(running_var=unbiased_var(batch).detach().flatten())
-        else:
-            var = self._view(self.running_var, input).to(wide.dtype)
-        bent = self._view(self.v, input) * wide + (instance.var + self.eps).sqrt()
-        return self._finish(wide / torch.maximum((var + self.eps).sqrt(), bent), input, None)
+        uses_batch = self._uses_batch()
+        self._check(input, (0, 2, 3) if uses_batch else None)
+        stored = None if uses_batch else self.running_var
+        deviations = partial(_of_batch_and_instance, stored, self.eps)
+        terms = gate.Terms("largest", self.num_features, True, self.weight, self.bias, self.v, deviations)
+        y, instances = select.gated(input, terms)
+        if uses_batch and self._writes():
+            self._update_(running_var=unbiased_var(instances.pooled(0)))
+        return y
+
+
+def _of_batch_and_instance(stored: Tensor | None, eps: float, instances: Moments) -> tuple[Tensor, Tensor]:
+    var = instances.pooled(0).var if stored is None else stored.to(instances.var.dtype)
+    return (var + eps).sqrt(), (instances.var + eps).sqrt()
 
 
 class EvoNormS0(EvoNorm):
@@ -110,12 +111,14 @@ class EvoNormS0(EvoNorm):
         self._check(input, None)
         values = self.num_features // self.groups * input.shape[2] * input.shape[3]
         checks.more_than_one(values, input, self._who(), "group", "Use fewer groups.")
-        wide = input.to(reference.working_dtype(input))
-        size = self.num_features // self.groups
-        var = reference.moments(wide.unflatten(1, (self.groups, size)), (2, 3, 4)).var
-        std = (var + self.eps).sqrt().expand(-1, -1, size, -1, -1).flatten(1, 2)  # (N, C, 1, 1)
-        return self._finish(wide * torch.sigmoid(self._view(self.v, input) * wide) / std, input, None)
+        deviations = partial(_of_groups, self.eps)
+        terms = gate.Terms("sigmoid", self.groups, True, self.weight, self.bias, self.v, deviations)
+        return select.gated(input, terms)[0]
 
     def extra_repr(self) -> str:
         """The common line, and the groups."""
         return super().extra_repr() + f", groups={self.groups}"
+
+
+def _of_groups(eps: float, groups: Moments) -> tuple[Tensor]:
+    return ((groups.var + eps).sqrt(),)

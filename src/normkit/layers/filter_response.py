@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normkit import checks
-from normkit.kernels import reference, select
+from normkit.kernels import gate, select
 from normkit.kernels.reference import Recipe
 from normkit.layers.norm_layer import NormLayer
+from normkit.moments import Moments
 
 
 class FilterResponseNorm2d(NormLayer):
@@ -65,24 +67,13 @@ class FilterResponseNorm2d(NormLayer):
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         checks.batch_input(input, f"{type(self).__name__}({self.num_features})", (self.num_features,), (4,))
-        if self.tau is None and not isinstance(self.eps, Tensor):
-            return self._normalize(input)
-        # Rounded before it is compared, a value would tie with tau by chance, and ties share the gradient.
-        y = self._normalize(input.to(reference.working_dtype(input)))
-        if self.tau is not None:
-            y = torch.maximum(y, self.tau.to(y.dtype).reshape(1, -1, 1, 1))
-        return y.to(input.dtype)
-
-    def _normalize(self, x: Tensor) -> Tensor:
-        per_channel = (1, self.num_features, 1, 1)
-        if not isinstance(self.eps, Tensor):
-            recipe = Recipe((2, 3), self.eps, None, False, per_channel)
-            return select.normalized(x, recipe, weight=self.weight, bias=self.bias)
-        select.leave_to_reference("a learned eps")
-        weight, bias = (t.reshape(per_channel) for t in (self.weight, self.bias))
-        m = reference.moments(x, (2, 3), centred=False)
-        m = m._replace(var=m.var + self.eps.to(x.dtype).abs().reshape(per_channel))
-        return reference.normalize_with(x, m, weight, bias, None, Recipe((2, 3), 0.0, centred=False))
+        learned, eps = ((self.eps,), 0.0) if isinstance(self.eps, Tensor) else ((), self.eps)
+        recipe = Recipe((2, 3), eps, None, False, (1, self.num_features, 1, 1))
+        if self.tau is None and not learned:
+            return select.normalized(input, recipe, weight=self.weight, bias=self.bias)
+        deviations = partial(_root_mean_square, eps)
+        terms = gate.Terms("cut off", self.num_features, False, self.weight, self.bias, self.tau, deviations, learned)
+        return select.gated(input, terms)[0]
 
     def extra_repr(self) -> str:
         """Channels, the first eps, and what is left out or learned."""
@@ -90,3 +81,10 @@ class FilterResponseNorm2d(NormLayer):
             f"{self.num_features}, eps={self._initial_eps}, learnable_eps={isinstance(self.eps, Tensor)}, "
             f"threshold={self.tau is not None}"
         )
+
+
+def _root_mean_square(eps: float, instances: Moments, *learned: Tensor) -> tuple[Tensor]:
+    square = instances.var
+    for e in learned:
+        square = square + e.to(square.dtype).abs()
+    return ((square + eps).sqrt(),)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from normkit.activations import ActivationName
@@ -64,11 +62,7 @@ class GhostBatchNorm(BatchNorm):
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
         if batch_core.has_no_values(input):
             return super()._normalize_batch(input, terms, stored)
-        terms = terms.check(input)._replace(inplace=False)  # chunks are views, which autograd does not let us overwrite
-        sizes = self._sizes(input)
-        chunks = zip(input.split(sizes), _split(terms.residual, sizes), _split(terms.mask, sizes), strict=True)
-        done = [batch_core.normalize_batch(x, terms._replace(residual=r, mask=m)) for x, r, m in chunks]
-        return torch.cat([y for y, _ in done]), _stacked([m for _, m in done])
+        return batch_core.normalize_chunks(input, self._sizes(input), terms)
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
         if not isinstance(batch.count, Tensor):
@@ -91,17 +85,6 @@ class GhostBatchNorm(BatchNorm):
     def extra_repr(self) -> str:
         """BatchNorm's line, and the chunk."""
         return super().extra_repr() + f", chunk_size={self.chunk_size}"
-
-
-def _stacked(chunks: list[Moments]) -> Moments:
-    """The moments of chunks as one value: every tensor has a first dimension more, in the order of the chunks."""
-    mean, var = torch.stack([m.mean for m in chunks]), torch.stack([m.var for m in chunks])
-    counts = [torch.as_tensor(m.count, device=mean.device).expand(m.mean.shape) for m in chunks]
-    return Moments(mean, var, torch.stack(counts))
-
-
-def _split(t: Tensor | None, sizes: list[int]) -> Sequence[Tensor | None]:
-    return [None] * len(sizes) if t is None else t.split(sizes)
 
 
 class GhostBatchNorm1d(GhostBatchNorm, nn.BatchNorm1d):

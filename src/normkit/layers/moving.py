@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from normkit.activations import ActivationName
-from normkit.affine import scale_shift
 from normkit.errors import ArgumentError
 from normkit.functional.batch_core import average_factor
-from normkit.kernels import moving, reference
+from normkit.kernels import select
 from normkit.kernels.moving import OVER, Statistics
+from normkit.kernels.reference import Recipe
 from normkit.layers.affine_parts import Affine
 from normkit.layers.channel_norm import ChannelNorm
 from normkit.moments import Moments, moved
@@ -88,18 +88,16 @@ class MovingBatchNorm2d(ChannelNorm):
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         self._check(input, OVER if self._uses_batch() else None, residual)
-        wide = input.to(reference.working_dtype(input))
+        recipe = Recipe(OVER, self.eps, self.activation, False, (1, self.num_features, 1, 1))
+        tensors = {"weight": self.weight, "bias": self.bias, "residual": residual}
         if not self._uses_batch():
-            return self._finish(wide * self._inverse_std(self._view(self.running_var, input)), input, residual)
+            stored = Moments(torch.zeros_like(self.running_var), self.running_var, 1)
+            return select.normalize_stored(input, recipe, stored, **tensors)
         if not (self.training and self.track_running_stats):
-            square = reference.moments(wide, OVER, centred=False).var
-            return self._finish(wide * self._inverse_std(square), input, residual)
-        used = self._statistics(reference.moments(wide.detach(), OVER, centred=False).var)
-        return self._finish(moving.normalize(wide, used, self.recent_gradient, self.eps), input, residual)
-
-    def _inverse_std(self, var: Tensor) -> Tensor:
-        var = var.to(reference.working_dtype(var))
-        return scale_shift(Moments(torch.zeros_like(var), var, 1), None, None, self.eps)[0]
+            return select.normalized(input, recipe, **tensors)
+        square = select.moments(input.detach(), OVER, centred=False).var.reshape(1, -1, 1, 1)
+        used = self._statistics(square)
+        return select.normalize_moving(input, recipe, used, self.recent_gradient, **tensors)
 
     def _statistics(self, square: Tensor) -> Statistics:
         """What to normalize a batch of this mean square with; written down, unless it has been before."""

@@ -110,7 +110,7 @@ class ScaleNorm(NormLayer):
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         # ||x|| is sqrt(dim) times the root mean square. In the working type, or the quotient would round on its own.
-        weight = self.weight.to(working_dtype(input)) / sqrt(self.dim)
+        weight = (self.weight.to(working_dtype(input)) / sqrt(self.dim)).expand(self.dim)
         recipe = Recipe(functional.last(input, (self.dim,)), self.eps, self.activation, centred=False)
         who = f"{type(self).__name__}({self.dim})"
         return functional.normalize_last(input, (self.dim,), weight, None, recipe, residual, who=who)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normkit.activations import ActivationName
-from normkit.affine import scale_shift
-from normkit.kernels import reference
+from normkit.kernels import select
+from normkit.kernels.reference import Recipe
 from normkit.layers.affine_parts import Affine
 from normkit.layers.channel_norm import ChannelNorm
 from normkit.moments import Moments, unbiased_var
@@ -59,35 +60,32 @@ class SwitchableNorm2d(ChannelNorm):
         return self._run(input, residual=residual)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
-        self._check(input, (0, 2, 3) if self._uses_batch() else None, residual)
-        wide = input.to(reference.working_dtype(input))
-        instance = reference.moments(wide, (2, 3))
-        kinds = [instance, _pooled(instance, 1), self._batch(instance)]
-        mixed = Moments(
-            _mixed(self.mean_weight, [m.mean for m in kinds]), _mixed(self.var_weight, [m.var for m in kinds]), 1
+        uses_batch = self._uses_batch()
+        self._check(input, (0, 2, 3) if uses_batch else None, residual)
+        stored = None if uses_batch else Moments(self.running_mean, self.running_var, 1)
+        y, instance, _ = select.normalize_mixed(
+            input,
+            Recipe((2, 3), self.eps, self.activation, True, (1, self.num_features, 1, 1)),
+            partial(_mixed, stored),
+            (self.mean_weight, self.var_weight),
+            weight=self.weight,
+            bias=self.bias,
+            residual=residual,
         )
-        scale, _ = scale_shift(mixed, None, None, self.eps)
-        return self._finish((wide - mixed.mean) * scale, input, residual)
-
-    def _batch(self, instance: Moments) -> Moments:
-        if not self._uses_batch():
-            shape, wide = (1, self.num_features, 1, 1), instance.mean.dtype
-            return Moments(self.running_mean.reshape(shape).to(wide), self.running_var.reshape(shape).to(wide), 1)
-        batch = _pooled(instance, 0)
-        if self._writes():
-            mean, var = batch.mean.detach(), unbiased_var(batch).detach()
-            self._update_(running_mean=mean.flatten(), running_var=var.flatten())
-        return batch
+        if uses_batch and self._writes():
+            batch = instance.pooled(0)
+            self._update_(running_mean=batch.mean, running_var=unbiased_var(batch))
+        return y
 
 
-def _pooled(instance: Moments, over: int) -> Moments:
-    """The moments over one dimension more: all instances are of the same size, so that plain averages do."""
-    mean = instance.mean.mean(over, keepdim=True)
-    var = (instance.var + (instance.mean - mean).square()).mean(over, keepdim=True)
-    return Moments(mean, var, instance.count * instance.mean.shape[over])
+def _mixed(stored: Moments | None, instance: Moments, mean_weight: Tensor, var_weight: Tensor) -> Moments:
+    """The mix for moments of the instances, (N, C); its batch part is stored, or pooled over the examples."""
+    kinds = [instance, instance.pooled(1, keepdim=True), instance.pooled(0) if stored is None else stored]
+    return Moments(_averaged(mean_weight, [m.mean for m in kinds]), _averaged(var_weight, [m.var for m in kinds]), 1)
 
 
-def _mixed(weight: Tensor, statistics: list[Tensor]) -> Tensor:
-    shares = torch.softmax(weight.to(statistics[0].dtype), 0)
-    first, second, third = (share * s for share, s in zip(shares.unbind(), statistics, strict=True))
+def _averaged(weight: Tensor, kinds: list[Tensor]) -> Tensor:
+    wide = kinds[0].dtype
+    shares = torch.softmax(weight.to(wide), 0).unbind()
+    first, second, third = (share * t.to(wide) for share, t in zip(shares, kinds, strict=True))
     return first + second + third

@@ -10,7 +10,7 @@ from torch import Tensor
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.errors import ArgumentError
-from normkit.kernels import reference, whitening
+from normkit.kernels import reference, select, whitening
 from normkit.layers.affine_parts import Affine
 from normkit.layers.channel_norm import ChannelNorm
 
@@ -76,6 +76,7 @@ class WhitenedBatchNorm(ChannelNorm):
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         over = (0, *range(2, input.dim()))
+        select.leave_to_reference(type(self).__name__)
         self._check(input, over if self._uses_batch() else None, residual)
         wide = input.to(reference.working_dtype(input))
         if self._uses_batch():
@@ -88,7 +89,15 @@ class WhitenedBatchNorm(ChannelNorm):
             centred = self._grouped(wide - self._view(self.running_mean, input))
             whitener = self.running_whitener.to(wide.dtype)
         xhat = (whitener @ centred).reshape(input.transpose(0, 1).shape).transpose(0, 1)
-        return self._finish(_laid_out_as(input, xhat), input, residual)
+        z = _laid_out_as(input, xhat)
+        if self.weight is not None:
+            z = z * self._view(self.weight, input)
+        bias = None if self.bias is None else self._view(self.bias, input)
+        return reference.finish(z, bias, residual, self.activation).to(input.dtype)
+
+    @staticmethod
+    def _view(per_channel: Tensor, input: Tensor) -> Tensor:
+        return per_channel.reshape(1, -1, *[1] * (input.dim() - 2))
 
     def _grouped(self, x: Tensor) -> Tensor:
         """(N, C, ...) as (groups, channels of a group, values)."""
