@@ -327,4 +327,4 @@ def test_pooled_along_a_dimension_is_merged_one_by_one(dim, keepdim):
     equal = nk.Moments(mean, var, 5).pooled(dim, keepdim)
     each = nk.Moments(mean, var, torch.full((4, 3), 5)).pooled(dim, keepdim)
     assert equal.count == 5 * (4, 3)[dim]
-    assert_close(equal, each, mean_atol=1e-14, var_atol=1e-14)
+    assert_close(equal._replace(count=each.count), each, mean_atol=1e-14, var_atol=1e-14)
