@@ -77,6 +77,12 @@ template <class T> struct Backward {
   Backward at(int64_t i) const { return {dy + i, x + i, from(beside, i)}; }
 };
 
+// A slope that takes an exponential is computed once: the loops that sum g keep it where dx will be, and those that
+// write dx read it there, as if there were no activation. Half precision would round it on the way.
+template <class T> bool keeps_gradient(const Job& job) {
+  return std::is_same_v<T, float> && job.activation >= Activation::silu && !job.stored;
+}
+
 // Tables of pointers are passed by value: the compiler must not think that a store could have changed them.
 
 template <class V> Coefficients<V> spread(const Coefficients<typename V::Scalar>& k) {
@@ -267,12 +273,13 @@ template <class T, Form A, bool R, bool I> struct Loops {
   }
 
   NK_FLAT static void sum_runs(Backward<T> m, int64_t runs, int64_t n, const Coefficients<S>* k, Activation kind,
-                               Pending<V>* sums) {
+                               Pending<V>* sums, T* kept) {
     constexpr int64_t w = V::width;
-    for (int64_t run = 0; run < runs; ++run, m = m.at(n)) {
+    for (int64_t run = 0; run < runs; ++run, m = m.at(n), kept = from(kept, n)) {
       const auto c = spread<V>(k[run]);
       const auto add = [&](int64_t i, auto how, V& a, V& b) {
         const Gradient e = F::gradient(m.at(i), c, how, kind);
+        if (A == Form::smooth && kept) e.g.store(kept + i, how);
         a = a + e.g; b = fma(e.g, F::xhat(e.d, c), b);
       };
       int64_t i = 0;
@@ -333,7 +340,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
 
   template <int K>
   NK_FLAT static void sum_rows(Backward<T> m, int64_t stride, int64_t n, ColumnCoefficients<S> k, Activation kind,
-                               S* first, S* second) {
+                               S* first, S* second, T* kept) {
     const int64_t ahead = ahead_of<K, T>(stride);
     across<V>(n, [&](int64_t j, auto how) {
       const auto c = load<V>(k, j, how);
@@ -342,6 +349,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
         ask_ahead(m.dy + row * stride + j, ahead);
         ask_ahead(m.x + row * stride + j, ahead);
         const Gradient e = F::gradient(m.at(row * stride + j), c, how, kind);
+        if (A == Form::smooth && kept) e.g.store(kept + row * stride + j, how);
         a = a + e.g; b = fma(e.g, F::xhat(e.d, c), b);
       }
       a.store(first + j, how);
@@ -365,6 +373,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
 
   // ---- lines: K of one group, each with its own statistics. What a column needs is loaded once for all of them. All are
   // read before any is written: lines may lie a page apart, and a load then waits for a store to what seems its place.
+  // Each loop asks for a part of what the lines after these will need, so that memory is never idle.
 
   template <int K> struct LineStatistics {
     V mean[K], unit[K], offset[K], slope[K], level[K];
@@ -387,11 +396,13 @@ template <class T, Form A, bool R, bool I> struct Loops {
   NK_FLAT static void forward_lines(const T* x, const T* r, T* y, int64_t stride, int64_t n,
                                     const LineCoefficients<S>* k, LineParameters<P> p, Activation kind, bool stream) {
     const LineStatistics<K> statistics(k);
+    const int64_t ahead = ahead_of<K, T>(stride);
     across<V>(n, [&](int64_t j, auto how) {
       const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
       V out[K];
       for (int line = 0; line < K; ++line) {
         const int64_t i = line * stride + j;
+        ask_ahead(x + i, ahead);
         out[line] = F::forward(x + i, r + (R ? i : 0), statistics.of(line, weight, bias), how, kind);
       }
       for (int line = 0; line < K; ++line) put(out[line], y + line * stride + j, how, stream);
@@ -401,23 +412,32 @@ template <class T, Form A, bool R, bool I> struct Loops {
   // Sums of the gradient times the weight, and of that times the normalized value, of at most kFlush vectors.
   template <int K>
   NK_FLAT static void sum_lines(Backward<T> m, int64_t stride, int64_t n, const LineCoefficients<S>* k,
-                                LineParameters<P> p, Activation kind, Pending<V>* sums) {
+                                LineParameters<P> p, Activation kind, Pending<V>* sums, T* kept) {
     const LineStatistics<K> statistics(k);
     const int64_t ahead = ahead_of<K, T>(stride);
-    V a[K], b[K];
-    for (int line = 0; line < K; ++line) { a[line] = sums[line].first; b[line] = sums[line].second; }
-    across<V>(n, [&](int64_t j, auto how) {
+    constexpr int chains = kTogether / K;  // of sums: an addition takes longer than the next one waits
+    V a[chains][K], b[chains][K];
+    for (int i = 0; i < chains * K; ++i) a[i / K][i % K] = b[i / K][i % K] = V::all(0);
+    const auto add = [&](int64_t j, auto how, V* a, V* b) {
       const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
       for (int line = 0; line < K; ++line) {
         ask_ahead(m.dy + line * stride + j, ahead);
-        ask_ahead(m.x + line * stride + j, ahead);
         const auto c = statistics.of(line, weight, bias);
         const Gradient e = F::gradient(m.at(line * stride + j), c, how, kind);
+        if (A == Form::smooth && kept) e.g.store(kept + line * stride + j, how);
         const V g = e.g * weight;
         a[line] = a[line] + g; b[line] = fma(g, F::xhat(e.d, c), b[line]);
       }
-    });
-    for (int line = 0; line < K; ++line) { sums[line].first = a[line]; sums[line].second = b[line]; }
+    };
+    int64_t i = 0;
+    for (; i + chains * V::width <= n; i += chains * V::width) {
+      for (int chain = 0; chain < chains; ++chain) add(i + chain * V::width, Whole{}, a[chain], b[chain]);
+    }
+    across<V>(n - i, [&](int64_t j, auto how) { add(i + j, how, a[0], b[0]); });
+    for (int i = 0; i < chains * K; ++i) {
+      sums[i % K].first = sums[i % K].first + a[i / K][i % K];
+      sums[i % K].second = sums[i % K].second + b[i / K][i % K];
+    }
   }
 
   // Adds to the parameters' gradients too, where they are wanted.
@@ -426,11 +446,13 @@ template <class T, Form A, bool R, bool I> struct Loops {
                                      const LineCoefficients<S>* k, LineParameters<P> p, Activation kind, bool through,
                                      S* dweight, S* dbias, bool stream) {
     const LineStatistics<K> statistics(k);
+    const int64_t ahead = ahead_of<K, T>(stride);
     across<V>(n, [&](int64_t j, auto how) {
       const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
       V sum_gx = dweight ? V::load(dweight + j, how) : V::all(0), sum_g = dweight ? V::load(dbias + j, how) : V::all(0);
       V out[K], g[K];
       for (int line = 0; line < K; ++line) {
+        ask_ahead(m.x + line * stride + j, ahead);
         const auto c = statistics.of(line, weight, bias);
         const Gradient e = F::gradient(m.at(line * stride + j), c, how, kind);
         out[line] = F::dx(e, c, through);
@@ -474,6 +496,9 @@ template <class T> struct Inner {
              L::template backward_lines<kTogether>}};
   }
   template <Form A> static Inner make(bool residual) { return residual ? make<A, true>() : make<A, false>(); }
+
+  // For loops that read the gradient of what enters the activation.
+  static Inner without_activation(const Job& job) { return make<Form::none>(job.residual != nullptr); }
 
   static Inner of(const Job& job) {
     const bool r = job.residual != nullptr;

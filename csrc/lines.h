@@ -25,6 +25,10 @@ template <class T> struct Lines {
   T* dx = static_cast<T*>(job.dx);
   T* dr = static_cast<T*>(job.dresidual);
   Backward<T> read{dy, x, static_cast<const T*>(residual ? job.y : nullptr)};
+  // Of the second half of a backward, after a first that has kept the gradient; elsewhere the same.
+  bool kept = keeps_gradient<T>(job) && dx;
+  Inner<T> spreading = kept ? Inner<T>::without_activation(job) : inner;
+  Backward<T> summed{kept ? dx : dy, x, read.beside};
   int64_t length = job.channels * job.positions, groups = job.groups;
   int64_t width = groups * length;  // of an example: what weight and bias are spread over
   std::vector<P> spread_weight{}, spread_bias{};
@@ -45,6 +49,9 @@ template <class T> struct Lines {
 
   // Examples per task: many enough to share out, few enough that what tasks keep per column stays small.
   static constexpr int64_t kTaskValues = 64 * 1024, kMostTasks = 64;
+  // Several short lines share what a column needs; long ones, side by side, would drive each other out of the cache.
+  static constexpr int64_t kShortLine = 512;  // bytes
+  int64_t step = length * int64_t(sizeof(T)) < kShortLine ? kTogether : 1;
   int64_t height = std::max({int64_t(kTogether), kTaskValues / width, ceil_div(job.populations, kMostTasks)});
   int64_t tasks = ceil_div(job.populations, height);
   // f(task, first example, last example, room for what is known of their lines)
@@ -52,7 +59,7 @@ template <class T> struct Lines {
     run(parallel_for, tasks, [&](int64_t t) {
       Known known(kTogether * groups);
       const int64_t end = std::min(job.populations, (t + 1) * height);
-      for (int64_t p = t * height; p < end; p += kTogether) f(t, p, std::min<int64_t>(end, p + kTogether), known);
+      for (int64_t p = t * height; p < end; p += step) f(t, p, std::min<int64_t>(end, p + step), known);
     });
   }
 
@@ -65,7 +72,9 @@ template <class T> struct Lines {
   };
 
   bool stream(const T* out) const { return streams<V>(job, out, length); }
-  template <int K> const typename Inner<T>::Lines& lines_of() const { return K == 1 ? inner.line : inner.lines; }
+  template <int K> static const typename Inner<T>::Lines& lines_of(const Inner<T>& loops) {
+    return K == 1 ? loops.line : loops.lines;
+  }
 
   int64_t at(int64_t p, int64_t g) const { return p * width + g * length; }
 
@@ -118,7 +127,7 @@ template <class T> struct Lines {
     for (int64_t g = 0; g < groups; ++g) {
       together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients<S>* own) {
         const int64_t i = at(p, g);
-        lines_of<K>().forward(x + i, from(residual, i), y + i, width, length, own, parameters.at(g * length),
+        lines_of<K>(inner).forward(x + i, from(residual, i), y + i, width, length, own, parameters.at(g * length),
                               job.activation, stream(y));
       });
     }
@@ -147,8 +156,9 @@ template <class T> struct Lines {
       together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients<S>* own) {
         Pending<V> some[K];
         for (int64_t first = 0; first < length; first += kPiece) {
-          lines_of<K>().sum(read.at(at(p, g) + first), width, std::min(kPiece, length - first), own,
-                            parameters.at(g * length + first), job.activation, some);
+          const int64_t i = at(p, g) + first;
+          lines_of<K>(inner).sum(read.at(i), width, std::min(kPiece, length - first), own,
+                                 parameters.at(g * length + first), job.activation, some, kept ? dx + i : nullptr);
           for (auto& one : some) one.flush();
         }
         for (int i = 0; i < K; ++i) known.sums[(p - p0 + i) * groups + g] = some[i];
@@ -168,7 +178,7 @@ template <class T> struct Lines {
                        S* dweight, S* dbias) const {
     together(p0, p1, g, k, [&]<int K>(int64_t p, const LineCoefficients<S>* own) {
       const int64_t i = at(p, g) + c0;
-      lines_of<K>().backward(read.at(i), dx + i, from(dr, i), width, c1 - c0, own, parameters.at(g * length + c0),
+      lines_of<K>(spreading).backward(summed.at(i), dx + i, from(dr, i), width, c1 - c0, own, parameters.at(g * length + c0),
                              job.activation, !job.stored, dweight, dbias, stream(dx) && c0 % V::width == 0);
     });
   }

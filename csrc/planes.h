@@ -26,6 +26,10 @@ template <class T> struct Planes {
   T* dr = static_cast<T*>(job.dresidual);
   Backward<T> read{dy, x, static_cast<const T*>(residual ? job.y : nullptr)};
   int64_t arrays = residual ? 3 : 2;  // that a backward reads
+  // Of the second half of a backward, after a first that has kept the gradient; elsewhere the same.
+  bool kept = keeps_gradient<T>(job) && job.sum_g && dx;
+  Inner<T> spreading = kept ? Inner<T>::without_activation(job) : inner;
+  Backward<T> summed{kept ? dx : dy, x, read.beside};
   bool few = job.populations * job.groups < kFewGroups && job.size() > kSegment;
 
   int64_t at(int64_t p, int64_t e, int64_t c) const { return (p * job.examples + e) * example + c * s; }
@@ -236,7 +240,7 @@ template <class T> struct Planes {
 
   // Adds up runs of n values from index `first` on.
   void add_gradients(int64_t first, int64_t runs, int64_t n, const Coefficients<S>* k, Pending<V>* sums) const {
-    inner.sum_runs(read.at(first), runs, n, k, job.activation, sums);
+    inner.sum_runs(read.at(first), runs, n, k, job.activation, sums, kept ? dx + first : nullptr);
   }
 
   // Runs of n values from `first` on of the channels from c on.
@@ -248,9 +252,9 @@ template <class T> struct Planes {
     for (int64_t run = 0; run < runs; run += together, i += together * n, k += together) {
       const bool stream = streams(together * n);
       if (masked) {
-        inner.backward_masked_run(read.at(i), mask_of(p, e) + first, dx + i, from(dr, i), n, *k, job.activation, stream);
+        spreading.backward_masked_run(summed.at(i), mask_of(p, e) + first, dx + i, from(dr, i), n, *k, job.activation, stream);
       } else {
-        inner.backward_runs(read.at(i), dx + i, from(dr, i), together, n, k, job.activation, !job.stored, stream);
+        spreading.backward_runs(summed.at(i), dx + i, from(dr, i), together, n, k, job.activation, !job.stored, stream);
       }
     }
   }

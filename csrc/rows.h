@@ -24,6 +24,10 @@ template <class T> struct Rows {
   T* dx = static_cast<T*>(job.dx);
   T* dr = static_cast<T*>(job.dresidual);
   Backward<T> read{dy, x, static_cast<const T*>(residual ? job.y : nullptr)};
+  // Of the second half of a backward, after a first that has kept the gradient; elsewhere the same.
+  bool kept = keeps_gradient<T>(job) && job.sum_g && dx;
+  Inner<T> spreading = kept ? Inner<T>::without_activation(job) : inner;
+  Backward<T> summed{kept ? dx : dy, x, read.beside};
 
   int64_t per_channel = job.channels_last ? 1 : job.positions;  // columns
   int64_t columns = job.all_channels() * per_channel;
@@ -309,7 +313,8 @@ template <class T> struct Rows {
       const auto k = columns.at(column);
       const auto add = [&](auto sum, int64_t rows) {
         for (; r + rows <= last; r += rows) {
-          sum(read.at(at(b.p, r, column)), width, n, k, job.activation, sums.first(), sums.second());
+          const int64_t i = at(b.p, r, column);
+          sum(read.at(i), width, n, k, job.activation, sums.first(), sums.second(), kept ? dx + i : nullptr);
         }
       };
       add(inner.sum_rows, kTogether);
@@ -350,7 +355,7 @@ template <class T> struct Rows {
         int64_t end = job.mask ? r + 1 : last;
         while (end < last && counted(b.p, end) == counted(b.p, r)) ++end;
         const int64_t i = at(b.p, r, c);
-        inner.backward_rows(read.at(i), dx + i, from(dr, i), end - r, width, n, columns.at(c), job.activation, through,
+        spreading.backward_rows(summed.at(i), dx + i, from(dr, i), end - r, width, n, columns.at(c), job.activation, through,
                             ahead(n), streaming);
         r = end;
       }

@@ -163,13 +163,13 @@ struct Statistics {
 
 // What a group's values are summed about, to begin with: the mean of its first few, which lie side by side.
 template <class T> double shift_of(const Job& job, const T* values, int64_t n) {
-  using S = typename Working<T>::V::Scalar;
+  using V = typename Working<T>::V;
   constexpr int64_t few = 16;
   if (!job.centred) return 0.0;
   n = std::min(n, few);
-  double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += double(widen(values[i]));
-  const double mean = double(S(sum / double(n)));
+  V sums = V::all(0);
+  across<V>(n, [&](int64_t i, auto how) { sums = sums + V::load(values + i, how); });
+  const double mean = double(typename V::Scalar(sums.sum() / double(n)));
   return std::isfinite(mean) ? mean : 0.0;
 }
 

@@ -74,6 +74,22 @@ def _seed(request):
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _loops_at_any_size():
+    """Tests are small; so that they test our loops, torch's operators do not take small calls from them.
+
+    Tests with `as_shipped` have both as users do, and the tests of select.py some of their own.
+    """
+    shipped, select.SMALL = select.SMALL, dict.fromkeys(select.SMALL, 0)
+    yield shipped
+    select.SMALL = shipped
+
+
+@pytest.fixture
+def as_shipped(_loops_at_any_size, monkeypatch):
+    monkeypatch.setattr(select, "SMALL", _loops_at_any_size)
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)  # the tests themselves run side by side
 

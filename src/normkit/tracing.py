@@ -10,6 +10,11 @@ def is_exporting() -> bool:
     return torch.compiler._is_exporting_flag or torch._C._get_tracing_state() is not None
 
 
+def is_plain(x: Tensor) -> bool:
+    """Whether a call is not being compiled, and its input is nothing but a tensor."""
+    return type(x) is Tensor and not torch.compiler.is_compiling()
+
+
 def is_recomputing() -> bool:
     """Whether this forward runs inside a backward: activation checkpointing repeats a batch already counted."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -123,28 +123,51 @@ def normalize_and_store_(x: Tensor, terms: Terms, stored: Moments, momentum: flo
 def normalize_chunks(x: Tensor, sizes: Sequence[int], terms: Terms) -> tuple[Tensor, Moments]:
     """As `normalize_batch`, of chunks of as many examples, each by itself; the moments have a dimension of chunks."""
     terms = terms.check(x)._replace(inplace=False)  # chunks are views, which autograd does not let us overwrite
-    done, first = [], 0
-    for size, group in groupby(sizes):
-        chunks = len(list(group))
-        of_group = slice(first, first + chunks * size)
-        residual, mask = (None if t is None else t[of_group] for t in (terms.residual, terms.mask))
-        done += _equal_chunks(x[of_group], chunks, terms._replace(residual=residual, mask=mask))
-        first = of_group.stop
+    done: list[tuple[Tensor, Moments]] = []
+    if len(set(sizes)) == 1:
+        done = _equal_chunks(x, len(sizes), terms)
+    else:  # those of one size after another
+        first = 0
+        for size, group in groupby(sizes):
+            chunks = len(list(group))
+            own = slice(first, first + chunks * size)
+            residual, mask = (None if t is None else t[own] for t in (terms.residual, terms.mask))
+            done += _equal_chunks(x[own], chunks, terms._replace(residual=residual, mask=mask))
+            first = own.stop
     if len(done) == 1:
         return done[0]
     moments = (torch.cat([getattr(m, name) for _, m in done]) for name in Moments._fields)
     return torch.cat([y for y, _ in done]), Moments(*moments)
 
 
-def _equal_chunks(x: Tensor, chunks: int, terms: Terms) -> list[tuple[Tensor, Moments]]:
+def normalize_chunks_and_store_(
+    x: Tensor, chunks: int, terms: Terms, stored: Moments, momentum: float | Tensor | None
+) -> Tensor | None:
+    """As `normalize_and_store_` of so many chunks of one size, one after another; None if that is not one call."""
+    terms = terms.check(x)
+    cut, recipe, residual, mask = _cut(x, chunks, terms)
+    if chunks < 2 or select.plan_for(cut, recipe, terms.weight, terms.bias, residual, mask) is None:
+        return None
+    checks.enough_values(reference.count_values(cut, recipe.over, mask), x[: x.shape[0] // chunks], terms.who)
+    tensors, refuse = (terms.weight, terms.bias, residual, mask), partial(checks.finite, who=terms.who)
+    y = select.normalize_and_update_(cut, recipe, stored, momentum, *tensors, nonfinite=terms.nonfinite, refuse=refuse)
+    return None if y is None else y.flatten(0, 1)
+
+
+def _cut(x: Tensor, chunks: int, terms: Terms) -> tuple[Tensor, Recipe, Tensor | None, Tensor | None]:
+    """The batch, with a first dimension of chunks of one size; what to do with it; and residual and mask likewise."""
     rank = x.dim()
-    over = (1, *range(3, rank + 1))
-    recipe = Recipe(over, terms.eps, terms.activation, True, (1, 1, *terms.features, *(1,) * (rank - 2)))
-    cut, residual, mask = (None if t is None else t.unflatten(0, (chunks, -1)) for t in (x, terms.residual, terms.mask))
-    assert cut is not None
+    own = (1, 1, *terms.features, *(1,) * (rank - 2))
+    recipe = Recipe((1, *range(3, rank + 1)), terms.eps, terms.activation, True, own)
+    residual, mask = (None if t is None else t.unflatten(0, (chunks, -1)) for t in (terms.residual, terms.mask))
+    return x.unflatten(0, (chunks, -1)), recipe, residual, mask
+
+
+def _equal_chunks(x: Tensor, chunks: int, terms: Terms) -> list[tuple[Tensor, Moments]]:
+    cut, recipe, residual, mask = _cut(x, chunks, terms)
     weight, bias = terms.weight, terms.bias
     if chunks > 1 and select.plan_for(cut, recipe, weight, bias, residual, mask) is not None:
-        counts = reference.count_values(cut, over, mask)
+        counts = reference.count_values(cut, recipe.over, mask)
         checks.enough_values(counts, x[: x.shape[0] // chunks], terms.who)
         y, m = select.normalize(cut, recipe, weight=weight, bias=bias, residual=residual, mask=mask)
         count = torch.as_tensor(m.count, device=x.device).expand(m.mean.shape)

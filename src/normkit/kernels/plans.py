@@ -220,7 +220,7 @@ def of_last(
     normalized: Shape,
     eps: float,
     activation: str | None,
-    centred: bool,
+    centred: bool = True,
 ) -> Plan | None:
     """The plan of a norm over the last dimensions."""
     first = len(shape) - len(normalized)
@@ -228,6 +228,11 @@ def of_last(
         return None
     recipe = Recipe(tuple(range(first, len(shape))), eps, activation, centred)
     return _of_layer(dtype, shape, stride, recipe, normalized if weight or bias else ())
+
+
+def of_last_squares(*arguments: Any) -> Plan | None:
+    """As `of_last`, about zero."""
+    return of_last(*arguments, False)
 
 
 def _of_layer(dtype: torch.dtype, shape: Shape, stride: Shape, recipe: Recipe, own: Shape) -> Plan | None:
@@ -247,6 +252,14 @@ class Plan(NamedTuple):
     dtype: torch.dtype  # of the input
     copy: Copy | None = None  # to be made of an input with strides that the loops cannot follow
     split: tuple[int, int] | None = None  # groups and channels of each, where x is not divided as the recipe says
+
+    @property
+    def is_of_short_lines(self) -> bool:
+        """Whether statistics are those of so few numbers side by side that the loops spend most time between them."""
+        shortest = 512  # values, in float32
+        layout = self.layout
+        is_lines = layout.examples == 1 and layout.positions == 1 and not layout.channels_last
+        return is_lines and self.values < shortest and self.dtype is torch.float32 and self.recipe.centred
 
     def arguments(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, both: Tensor) -> Any:
         """What every function of the core begins with; weight and bias are plain, variances come after the means."""

@@ -47,7 +47,8 @@ def count_values(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None) -
     """Return how many values each statistic is made of."""
     if mask is None:
         return prod([x.shape[d] for d in over])
-    return mask.expand(x.shape).sum(over, keepdim=True)
+    # The mask is the same for all channels: it is counted as it is, not as it broadcasts.
+    return mask.sum(over, keepdim=True) * prod([x.shape[d] for d in over if mask.shape[d] == 1])
 
 
 def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None, centred: bool = True) -> Moments:

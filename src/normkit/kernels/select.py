@@ -200,11 +200,17 @@ def normalize_mixed(
         return mixed.by_loops(x, weight, bias, residual, mask, plan, mix, parameters)
     if requested() == "native":
         _refuse("there are none for compiled code here")
-    if takes_torch(None if mask is None and recipe.centred else "these statistics with a mask or about zero"):
+    why_not = None if mask is None and recipe.centred else "these statistics with a mask or about zero"
+    if not _is_better_by_reference(x) and takes_torch(why_not):
         own = fused.moments(x, recipe.over)
         used = mix(own, *parameters)
         return Mixed.of(fused.normalize_stored(x, recipe, used, weight, bias, residual), own, used)
     return mixed.by_reference(x, weight, bias, residual, mask, recipe, mix, parameters)
+
+
+def _is_better_by_reference(x: Tensor) -> bool:
+    """Whether a formula is left to the reference: in float64 it takes no longer, and loses fewer digits."""
+    return x.dtype is torch.float64 and requested() == "auto"
 
 
 def normalize_moving(
@@ -234,8 +240,7 @@ def gated(x: Tensor, terms: gate.Terms) -> tuple[Tensor, Moments]:
         return gate.by_loops(x, terms, plan)
     if requested() == "native":
         _refuse(f"there are none for {x.dtype}" if plan is not None else "there are none for compiled code here")
-    # In float64 the reference takes no longer, and loses fewer digits.
-    if takes_torch() and not (x.dtype is torch.float64 and requested() == "auto"):
+    if not _is_better_by_reference(x) and takes_torch():
         wide = x.to(masked.statistics_dtype(x))
         if recipe.centred:
             own = fused.moments(grouped, recipe.over)
@@ -284,30 +289,59 @@ def normalize_and_update_(
 # ---- the layers' fast path: with a small tensor, deciding what to do takes most of the time. None leaves a call, and
 # any error in it, to the general path. The callers know that x is a plain tensor and that nothing is being compiled.
 
-SMALL = 0
-"""Below this many values Python takes longer than arithmetic, and torch's operator, whose call is shorter, wins."""
+SMALL = {"batch": 1 << 15, "maps": 1 << 12, "groups": 1 << 20, "groups, cut off": 1 << 18, "last": 1 << 20}
+"""Below this many values torch's operator is the faster on CPUs, in float32: its call is shorter, and on contiguous
+memory its loops for layers and groups are good. Measured by benchmarks/bench_crossover.py, with AVX2."""
 
 
-def _goes_straight(x: Tensor) -> bool:
+def _goes_straight(x: Tensor, small: int) -> bool:
     """Whether a layer's call goes to torch's operator without further questions: small ones, and off CPUs all."""
     asked = _requested.get()
-    return asked == "torch" or (asked == "auto" and (not x.is_cpu or x.numel() < SMALL or core.WHY_NOT is not None))
+    return asked == "torch" or (asked == "auto" and (x.numel() < small or not x.is_cpu or core.WHY_NOT is not None))
 
 
-def layer_call(
-    plan_of: Callable[..., Plan | None], x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any
+def layer_norm_call(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    normalized: tuple[int, ...],
+    eps: float,
+    activation: str | None,
 ) -> Tensor | None:
-    """A layer's call with statistics of x, planned by one of `plans`."""
-    if _goes_straight(x):
-        return _STRAIGHT[plan_of](x, weight, bias, *terms)
-    plan = _plan_of_layer(plan_of, x, weight, bias, *terms)
+    """A layer norm's call."""
+    if _goes_straight(x, SMALL["last"] if x.is_contiguous() else 0):
+        y = straight.layer_norm_call(x, weight, bias, normalized, eps, activation)
+        if y is not None:
+            return y
+    plan = _plan_of_layer(plans.of_last, x, weight, bias, normalized, eps, activation)
+    is_short = plan is not None and plan.is_of_short_lines and plan.copy is None
+    if is_short and SMALL["last"] and _requested.get() == "auto":
+        y = straight.layer_norm_call(x, weight, bias, normalized, eps, activation)
+        if y is not None:
+            return y
     return None if plan is None else autograd.call(x, weight, bias, plan)
 
 
-_STRAIGHT: dict[Callable[..., Plan | None], Callable[..., Tensor | None]] = {
-    plans.of_groups: straight.group_norm_call,
-    plans.of_last: straight.last_norm_call,
-}
+def rms_norm_call(x: Tensor, weight: Tensor | None, *terms: Any) -> Tensor | None:
+    """A root mean square norm's call: on CPUs torch makes it of several operators, so that the loops always win."""
+    if _goes_straight(x, 0):
+        return straight.rms_norm_call(x, weight, *terms)
+    plan = _plan_of_layer(plans.of_last_squares, x, weight, None, *terms)
+    return None if plan is None else autograd.call(x, weight, None, plan)
+
+
+def group_norm_call(x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any) -> Tensor | None:
+    """A group norm's call, or an instance norm's, whose groups are single channels."""
+    groups, channels, _, activation = terms
+    kind = "maps"
+    if groups < channels and x.dim() > 2 and x.is_contiguous():
+        kind = "groups, cut off" if activation in ("relu", "leaky_relu") else "groups"
+    if _goes_straight(x, SMALL[kind]):
+        y = straight.group_norm_call(x, weight, bias, *terms)
+        if y is not None:
+            return y
+    plan = _plan_of_layer(plans.of_groups, x, weight, bias, *terms)
+    return None if plan is None else autograd.call(x, weight, bias, plan)
 
 
 def batch_norm_step_(
@@ -321,7 +355,7 @@ def batch_norm_step_(
     *terms: Any,
 ) -> Tensor | None:
     """A batch norm's step of training, as `normalize_and_update_`."""
-    if _goes_straight(x):
+    if _goes_straight(x, SMALL["batch"] if terms[-1] is None else 0):
         if not is_ordinary():  # a transform does not let the operator write to buffers of which it knows nothing
             return None
         if is_recomputing():  # autograd demands the same operator on the same tensors; but a batch counts once
@@ -340,7 +374,7 @@ def batch_norm_evaluated(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, *terms: Any
 ) -> Tensor | None:
     """A batch norm's evaluation: in the loops without a gradient, in torch's operator also with one."""
-    if _goes_straight(x):
+    if _goes_straight(x, 0):
         if not is_ordinary():  # the operator drops the gradient of statistics
             return None
         return straight.batch_norm_evaluated(x, weight, bias, mean, var, *terms)

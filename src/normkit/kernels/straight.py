@@ -88,24 +88,32 @@ def group_norm_call(
     return z if activation is None else finish(z, None, activation)
 
 
-def last_norm_call(
+def layer_norm_call(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     normalized: tuple[int, ...],
     eps: float,
     activation: str | None,
-    centred: bool,
 ) -> Tensor | None:
-    """A norm over the last dimensions, whose sizes the operator checks itself."""
+    """A layer norm's call; the operator checks sizes itself."""
     if not _is_direct(x, weight, bias):
         return None
     try:
-        z = (
-            torch.layer_norm(x, normalized, weight, bias, eps, _has_cudnn())
-            if centred
-            else torch.rms_norm(x, normalized, weight, eps)
-        )
+        z = torch.layer_norm(x, normalized, weight, bias, eps, _has_cudnn())
+    except RuntimeError:
+        return None
+    return z if activation is None else finish(z, None, activation)
+
+
+def rms_norm_call(
+    x: Tensor, weight: Tensor | None, normalized: tuple[int, ...], eps: float, activation: str | None
+) -> Tensor | None:
+    """A root mean square norm's call."""
+    if not _is_direct(x, weight, None):
+        return None
+    try:
+        z = torch.rms_norm(x, normalized, weight, eps)
     except RuntimeError:
         return None
     return z if activation is None else finish(z, None, activation)

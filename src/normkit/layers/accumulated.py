@@ -16,7 +16,7 @@ from normkit.kernels.reference import working_dtype
 from normkit.layers.affine_parts import Affine
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments
-from normkit.tracing import is_recomputing
+from normkit.tracing import is_exporting, is_recomputing, is_transformed
 
 
 class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
@@ -87,8 +87,19 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
             self._remember_(slot, own)
         return y, merged
 
+    def _is_known(self) -> bool:
+        """Whether numbers of the window can be read without waiting for them, or changing what is computed."""
+        step = self.micro_step
+        return step.is_cpu and not torch.compiler.is_compiling() and not is_exporting() and not is_transformed(step)
+
     def _others(self, slot: Tensor) -> Moments:
         """The moments of the window but for the micro-batch in this slot; a count of zero takes it out."""
+        if self._is_known():
+            counts, own = self.window_count.flatten().tolist(), int(slot)
+            others = [i for i, n in enumerate(counts) if i != own and n]
+            if len({counts[i] for i in others}) == 1:  # as usual; numbers are then all that there is to weigh by
+                wide, n = working_dtype(self.window_mean), counts[others[0]]
+                return Moments(self.window_mean[others].to(wide), self.window_var[others].to(wide), n).pooled(0)
         index = torch.arange(self.micro_batches, device=slot.device)
         count = torch.where((index == slot)[:, None], 0, self.window_count)
         wide = working_dtype(self.window_mean)
@@ -106,6 +117,8 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
         self.micro_step.add_(1)
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
+        if self._is_known() and int(self.micro_step) % self.micro_batches:
+            return
         factor = batch_core.average_factor(stored, self.momentum)
         new = batch_core.next_stored(stored, batch, factor, self.nonfinite)
         # A window without any values has nothing to store.

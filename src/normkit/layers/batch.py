@@ -43,6 +43,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
     """
 
     _ranks: ClassVar[Sequence[int]]
+    _takes_mask = True
     _in_one_step: ClassVar[bool] = False
     inplace = False  # also in layers that were pickled before this option existed
 
@@ -85,7 +86,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Normalize, with the batch's statistics in training and the stored ones in evaluation."""
-        return self._run(input, residual=residual, mask=mask)
+        return self._run(input, residual, mask)
 
     def _run_fast(self, input: Tensor) -> Tensor | None:
         own, kept = self._parameters, self._buffers
@@ -121,7 +122,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
             return batch_core.normalize_stored(input, stored, terms)
         moves = self.training and self.track_running_stats and not is_recomputing()
         if moves and stored is not None and self._in_one_step:
-            return batch_core.normalize_and_store_(input, terms, stored, self.momentum)
+            return self._normalize_and_store_(input, terms, stored)
         y, batch = self._normalize_batch(input, terms, stored)
         if moves and stored is not None:
             self._update_(stored, batch)
@@ -132,6 +133,10 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
         """Normalize with the batch's statistics, and return those too. Subclasses may differ here or in `_update_`."""
         return batch_core.normalize_batch(input, terms)
+
+    def _normalize_and_store_(self, input: Tensor, terms: Terms, stored: Moments) -> Tensor:
+        """Normalize with the batch's statistics and move the running ones, in one step."""
+        return batch_core.normalize_and_store_(input, terms, stored, self.momentum)
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
         """Move the running statistics towards this batch's."""

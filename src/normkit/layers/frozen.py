@@ -13,6 +13,7 @@ from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import batch_core
 from normkit.functional.batch_core import Terms
+from normkit.kernels import select
 from normkit.layers.affine_parts import Affine, check_affine
 from normkit.layers.norm_layer import NormLayer, name
 from normkit.moments import Moments
@@ -73,7 +74,20 @@ class FrozenBatchNorm(NormLayer):
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Apply the stored affine map."""
-        return self._run(input, residual=residual)
+        return self._run(input, residual)
+
+    def _run_fast(self, input: Tensor) -> Tensor | None:
+        kept = self._buffers
+        try:
+            weight = kept["weight"] if "weight" in kept or self.weight is not None else None
+            bias = kept["bias"] if "bias" in kept or self.bias is not None else None
+            mean, var = kept["running_mean"], kept["running_var"]
+        except KeyError:  # one of them is parametrized, and not in the dictionary
+            return None
+        assert mean is not None
+        assert var is not None
+        tensors = weight, bias, mean, var
+        return select.batch_norm_evaluated(input, *tensors, self._ranks, self.eps, self.activation)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         who = name(lambda: f"{type(self).__name__}({self.num_features})")
@@ -96,21 +110,21 @@ class FrozenBatchNorm(NormLayer):
         )
 
 
-class FrozenBatchNorm1d(FrozenBatchNorm):
+class FrozenBatchNorm1d(FrozenBatchNorm, fast_path=True):
     """A frozen BatchNorm1d, of (N, C) or (N, C, L)."""
 
     _ranks = (2, 3)
     _torch = nn.BatchNorm1d
 
 
-class FrozenBatchNorm2d(FrozenBatchNorm):
+class FrozenBatchNorm2d(FrozenBatchNorm, fast_path=True):
     """A frozen BatchNorm2d, of (N, C, H, W)."""
 
     _ranks = (4,)
     _torch = nn.BatchNorm2d
 
 
-class FrozenBatchNorm3d(FrozenBatchNorm):
+class FrozenBatchNorm3d(FrozenBatchNorm, fast_path=True):
     """A frozen BatchNorm3d, of (N, C, D, H, W)."""
 
     _ranks = (5,)

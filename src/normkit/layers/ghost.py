@@ -64,6 +64,16 @@ class GhostBatchNorm(BatchNorm):
             return super()._normalize_batch(input, terms, stored)
         return batch_core.normalize_chunks(input, self._sizes(input), terms)
 
+    def _normalize_and_store_(self, input: Tensor, terms: Terms, stored: Moments) -> Tensor:
+        sizes = self._sizes(input)
+        y = None
+        if len(set(sizes)) == 1 and not batch_core.has_no_values(input):
+            y = batch_core.normalize_chunks_and_store_(input, len(sizes), terms, stored, self.momentum)
+        if y is None:
+            y, batch = self._normalize_batch(input, terms, stored)
+            self._update_(stored, batch)
+        return y
+
     def _update_(self, stored: Moments, batch: Moments) -> None:
         if not isinstance(batch.count, Tensor):
             super()._update_(stored, batch)  # of no values, and so not cut into chunks
@@ -87,14 +97,14 @@ class GhostBatchNorm(BatchNorm):
         return super().extra_repr() + f", chunk_size={self.chunk_size}"
 
 
-class GhostBatchNorm1d(GhostBatchNorm, nn.BatchNorm1d):
+class GhostBatchNorm1d(GhostBatchNorm, nn.BatchNorm1d, one_step=True):
     """Ghost batch normalization of (N, C) or (N, C, L)."""
 
     _ranks = (2, 3)
     _torch = nn.BatchNorm1d
 
 
-class GhostBatchNorm2d(GhostBatchNorm, nn.BatchNorm2d):
+class GhostBatchNorm2d(GhostBatchNorm, nn.BatchNorm2d, one_step=True):
     """Ghost batch normalization of (N, C, H, W)."""
 
     _ranks = (4,)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
-from normkit.kernels import plans
+from normkit.kernels import select
 from normkit.layers.affine_parts import Affine, check_affine, keep_parts_, reset_parts_
-from normkit.layers.norm_layer import NormLayer
+from normkit.layers.norm_layer import ELSEWHERE, NormLayer
 
 
 class GroupNorm(NormLayer, nn.GroupNorm, fast_path=True):
@@ -33,6 +33,7 @@ class GroupNorm(NormLayer, nn.GroupNorm, fast_path=True):
     """
 
     _torch = nn.GroupNorm
+    _takes_mask = True
 
     def __init__(
         self,
@@ -59,11 +60,15 @@ class GroupNorm(NormLayer, nn.GroupNorm, fast_path=True):
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Normalize each group of channels of each example."""
-        return self._run(input, residual=residual, mask=mask)
+        return self._run(input, residual, mask)
 
     def _run_fast(self, input: Tensor) -> Tensor | None:
-        groups, channels = self.num_groups, self.num_channels
-        return self._call_fast(input, plans.of_groups, groups, channels, self.eps, self.activation)
+        own = self._parameters
+        weight, bias = own.get("weight", ELSEWHERE), own.get("bias", ELSEWHERE)
+        if weight is ELSEWHERE or bias is ELSEWHERE:
+            return None
+        terms = self.num_groups, self.num_channels, self.eps, self.activation
+        return select.group_norm_call(input, weight, bias, *terms)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
         who = f"{type(self).__name__}({self.num_groups}, {self.num_channels})"

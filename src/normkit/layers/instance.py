@@ -10,9 +10,9 @@ from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
 from normkit.functional.batch_core import Terms, normalize_stored
-from normkit.kernels import plans
+from normkit.kernels import select
 from normkit.layers.affine_parts import Affine, check_affine, keep_parts_, reset_parts_
-from normkit.layers.norm_layer import NormLayer
+from normkit.layers.norm_layer import ELSEWHERE, NormLayer
 from normkit.moments import Moments
 from normkit.tracing import is_recomputing
 
@@ -38,6 +38,7 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
     """
 
     _rank: ClassVar[int]
+    _takes_mask = True
 
     def __init__(
         self,
@@ -65,13 +66,19 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Normalize with each example's own statistics or, where they are tracked, in evaluation the stored ones."""
-        return self._run(input, residual=residual, mask=mask)
+        return self._run(input, residual, mask)
 
     def _run_fast(self, input: Tensor) -> Tensor | None:
-        if self.track_running_stats or input.dim() != self._rank:
+        own = self._parameters
+        weight, bias = own.get("weight", ELSEWHERE), own.get("bias", ELSEWHERE)
+        missing = self._rank - input.dim()
+        if weight is ELSEWHERE or bias is ELSEWHERE or self.track_running_stats or missing not in (0, 1):
             return None
-        channels = self.num_features
-        return self._call_fast(input, plans.of_groups, channels, channels, self.eps, self.activation)
+        terms = self.num_features, self.num_features, self.eps, self.activation
+        if missing == 0:
+            return select.group_norm_call(input, weight, bias, *terms)
+        y = select.group_norm_call(input.unsqueeze(0), weight, bias, *terms)
+        return None if y is None else y.squeeze(0)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
         self._check_input_dim(input)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
-from normkit.kernels import plans
+from normkit.kernels import select
 from normkit.kernels.reference import Recipe
-from normkit.layers.norm_layer import NormLayer
+from normkit.layers.norm_layer import ELSEWHERE, NormLayer
 
 
 class LayerNorm(NormLayer, nn.LayerNorm, fast_path=True):
@@ -51,10 +51,14 @@ class LayerNorm(NormLayer, nn.LayerNorm, fast_path=True):
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Normalize each example over its last dimensions."""
-        return self._run(input, residual=residual)
+        return self._run(input, residual)
 
     def _run_fast(self, input: Tensor) -> Tensor | None:
-        return self._call_fast(input, plans.of_last, self.normalized_shape, self.eps, self.activation, True)
+        own = self._parameters
+        weight, bias = own.get("weight", ELSEWHERE), own.get("bias", ELSEWHERE)
+        if weight is ELSEWHERE or bias is ELSEWHERE:
+            return None
+        return select.layer_norm_call(input, weight, bias, self.normalized_shape, self.eps, self.activation)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         recipe = Recipe(functional.last(input, self.normalized_shape), self.eps, self.activation)

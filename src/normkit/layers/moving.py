@@ -84,7 +84,7 @@ class MovingBatchNorm2d(ChannelNorm):
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Normalize, with the last batches' mean squares in training and the running one in evaluation."""
-        return self._run(input, residual=residual)
+        return self._run(input, residual)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         self._check(input, OVER if self._uses_batch() else None, residual)

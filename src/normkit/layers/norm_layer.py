@@ -42,18 +42,19 @@ class NormLayer(nn.Module):
     _torch: ClassVar[type[nn.Module] | None] = None
     """Torch's class of the same function, if it has one: exported graphs hold its operator in place of ours."""
     _has_fast_path: ClassVar[bool] = False
-    _has_bias: ClassVar[bool] = True
+    _takes_mask: ClassVar[bool] = False
 
     def __init_subclass__(cls, *, fast_path: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._has_fast_path = fast_path
 
-    def _run(self, input: Tensor, *, residual: Tensor | None = None, **extras: Any) -> Tensor:
-        is_simple = type(input) is Tensor and residual is None and extras.get("mask") is None
-        if is_simple and self._has_fast_path and not torch.compiler.is_compiling():
-            y = self._run_fast(input)
+    def _run(self, input: Tensor, residual: Tensor | None = None, mask: Tensor | None = None, **extras: Any) -> Tensor:
+        if residual is None and mask is None and self._has_fast_path and type(input) is Tensor:
+            y = None if torch.compiler.is_compiling() else self._run_fast(input)
             if y is not None:
                 return y
+        if mask is not None or self._takes_mask:
+            extras["mask"] = mask
         if isinstance(input, fx.Proxy):
             return cast(Tensor, _as_leaf(self, input, residual=residual, **extras))
         if self._torch is not None and is_exporting() and not select.exports_whole() and self._is_torchs(**extras):
@@ -66,14 +67,6 @@ class NormLayer(nn.Module):
         With a small tensor, Python takes most of the time: this path asks no more than it must.
         """
         return None
-
-    def _call_fast(self, input: Tensor, plan_of: Callable[..., Any], *terms: Any) -> Tensor | None:
-        """`_run_fast` with the input's own statistics, and the layer's gamma and beta."""
-        own = self._parameters
-        weight, bias = own.get("weight", ELSEWHERE), own.get("bias", ELSEWHERE) if self._has_bias else None
-        if weight is ELSEWHERE or bias is ELSEWHERE:
-            return None
-        return select.layer_call(plan_of, input, weight, bias, *terms)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, **extras: Any) -> Tensor:
         raise TypeError(f"{type(self).__name__} must define _compute")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
-from normkit.kernels import plans
+from normkit.kernels import select
 from normkit.kernels.reference import Recipe, working_dtype
-from normkit.layers.norm_layer import NormLayer
+from normkit.layers.norm_layer import ELSEWHERE, NormLayer
 
 
 class RMSNorm(NormLayer, nn.RMSNorm, fast_path=True):
@@ -33,7 +33,6 @@ class RMSNorm(NormLayer, nn.RMSNorm, fast_path=True):
     """
 
     _torch = nn.RMSNorm
-    _has_bias = False
 
     def __init__(
         self,
@@ -52,11 +51,14 @@ class RMSNorm(NormLayer, nn.RMSNorm, fast_path=True):
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Scale each example by the root mean square of its last dimensions."""
-        return self._run(input, residual=residual)
+        return self._run(input, residual)
 
     def _run_fast(self, input: Tensor) -> Tensor | None:
+        weight = self._parameters.get("weight", ELSEWHERE)
+        if weight is ELSEWHERE:
+            return None
         eps = functional.rms_eps(input, self.eps)
-        return self._call_fast(input, plans.of_last, self.normalized_shape, eps, self.activation, False)
+        return select.rms_norm_call(input, weight, self.normalized_shape, eps, self.activation)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         over, eps = functional.last(input, self.normalized_shape), functional.rms_eps(input, self.eps)
@@ -106,7 +108,7 @@ class ScaleNorm(NormLayer):
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Give each vector of the last dimension the learned length."""
-        return self._run(input, residual=residual)
+        return self._run(input, residual)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         # ||x|| is sqrt(dim) times the root mean square. In the working type, or the quotient would round on its own.

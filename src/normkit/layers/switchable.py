@@ -57,7 +57,7 @@ class SwitchableNorm2d(ChannelNorm):
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Normalize; in evaluation the batch's part comes from the running statistics."""
-        return self._run(input, residual=residual)
+        return self._run(input, residual)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         uses_batch = self._uses_batch()

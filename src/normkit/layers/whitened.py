@@ -72,7 +72,7 @@ class WhitenedBatchNorm(ChannelNorm):
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Whiten, with the batch's statistics in training and the stored ones in evaluation."""
-        return self._run(input, residual=residual)
+        return self._run(input, residual)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         over = (0, *range(2, input.dim()))

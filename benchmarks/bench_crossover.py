@@ -1,0 +1,79 @@
+"""From which size on our loops are faster than torch's operator, layer by layer: what select.SMALL was chosen by.
+
+One thread, float32, a training step and an evaluation of each layer on either backend, in turns. Printed is torch's
+time over ours: where it is below one, torch's operator should have the call.
+"""
+
+import statistics
+import time
+
+import torch
+
+import normkit as nk
+from normkit.kernels import select
+
+ROUNDS = 9
+SAMPLE = 2e-3  # seconds, at the least
+
+MAPS = [(32, 64, 1, 1), (16, 64, 4, 4), (16, 64, 8, 8), (16, 256, 8, 8), (16, 128, 16, 16), (32, 64, 28, 28)]
+LINES = [(32, 64), (272, 192), (1024, 384), (1024, 768), (4000, 192), (12608, 384)]
+LAYERS = {
+    "BatchNorm": (MAPS, lambda c: nk.BatchNorm2d(c)),
+    "BatchNorm + ReLU": (MAPS, lambda c: nk.BatchNorm2d(c, activation="relu")),
+    "BatchNorm + SiLU": (MAPS, lambda c: nk.BatchNorm2d(c, activation="silu")),
+    "InstanceNorm": (MAPS[1:], lambda c: nk.InstanceNorm2d(c, affine=True)),
+    "GroupNorm": (MAPS, lambda c: nk.GroupNorm(8, c)),
+    "GroupNorm + ReLU": (MAPS, lambda c: nk.GroupNorm(8, c, activation="relu")),
+    "GroupNorm + SiLU": (MAPS, lambda c: nk.GroupNorm(8, c, activation="silu")),
+    "LayerNorm": (LINES, lambda c: nk.LayerNorm(c)),
+    "LayerNorm + GELU": (LINES, lambda c: nk.LayerNorm(c, activation="gelu")),
+    "RMSNorm": (LINES, lambda c: nk.RMSNorm(c)),
+}
+
+
+def seconds(calls):
+    """The median time of each call, in turns."""
+    repeats = []
+    for call in calls:
+        call()
+        start = time.perf_counter()
+        call()
+        repeats.append(max(1, int(SAMPLE / (time.perf_counter() - start))))
+    samples = [[] for _ in calls]
+    for _ in range(ROUNDS):
+        for call, repeat, sample in zip(calls, repeats, samples, strict=True):
+            start = time.perf_counter()
+            for _ in range(repeat):
+                call()
+            sample.append((time.perf_counter() - start) / repeat)
+    return [statistics.median(sample) for sample in samples]
+
+
+def steps(layer, x, dy, backend):
+    inputs = [x, *layer.parameters()]
+
+    def train():
+        with select.backend(backend):
+            torch.autograd.grad(layer(x), inputs, dy)
+
+    def evaluate():
+        with select.backend(backend), torch.no_grad():
+            layer(x)
+
+    return train, evaluate
+
+
+def main():
+    torch.set_num_threads(1)
+    print(f"{'layer':<18}{'values':>9}  {'shape':<18}{'training':>9}{'evaluation':>12}")
+    for name, (shapes, build) in LAYERS.items():
+        for shape in shapes:
+            x, dy = torch.randn(shape, requires_grad=True), torch.randn(shape)
+            layer = build(shape[1])
+            ours, theirs = (steps(layer, x, dy, backend) for backend in ("native", "torch"))
+            ratios = [torchs / own for own, torchs in (seconds(pair) for pair in zip(ours, theirs, strict=True))]
+            print(f"{name:<18}{x.numel():>9}  {shape!s:<18}{ratios[0]:>9.2f}{ratios[1]:>12.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
