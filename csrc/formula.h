@@ -310,6 +310,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
   NK_FLAT static void backward_runs(Backward<T> m, T* to, T* dr, int64_t runs, int64_t n, const Coefficients<S>* k,
                                     Activation kind, bool through, bool stream) {
     across_runs(to, runs, n, k, stream, [&](int64_t i, auto how, bool streamed, const Coefficients<V>& c) {
+      if (A == Form::none && !through) return put(V::load(m.dy + i, how) * c.scale, to + i, how, streamed);  // without x
       const auto e = F::gradient(m.at(i), c, how, kind);
       put(F::dx(e, c, through), to + i, how, streamed);
       if (R && dr) e.g.store(dr + i, how);

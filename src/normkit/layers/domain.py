@@ -102,15 +102,16 @@ class DomainBatchNorm(BatchNorm):
             raise ArgumentError(f"{self._who()} has domains 0 to {self.num_domains - 1}; got {k}.")
         mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
         assert mean is not None and var is not None and count is not None  # noqa: PT018
+        seen = count[k]
         if not self.training:
             checks.require(
-                count[k] > 0,
+                seen > 0,
                 lambda: ArgumentError(
                     f"{self._who()} has never seen domain {k} in training; its statistics are initial values. "
                     f"Train on it, or copy another's: running_mean[{k}] = running_mean[j], and so on."
                 ),
             )
-        return Moments(mean[k], var[k], count[k])
+        return Moments(mean[k], var[k], seen)
 
     def _is_torchs(self, **extras: Any) -> bool:
         return False  # torch's operator has one set of statistics
