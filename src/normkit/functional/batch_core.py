@@ -102,6 +102,14 @@ def normalize_batch(x: Tensor, terms: Terms) -> tuple[Tensor, Moments]:
     return y, _finite_if_asked(batch, terms)
 
 
+def normalize_known(x: Tensor, own: Moments, terms: Terms) -> tuple[Tensor, Moments]:
+    """As `normalize_batch`, of a batch whose moments are already known, and checked to be of enough values."""
+    terms = terms.check(x)
+    weight, bias, residual, mask = terms.weight, terms.bias, terms.residual, terms.mask
+    y = select.normalize_known(x, terms.recipe(x), own, weight=weight, bias=bias, residual=residual, mask=mask)
+    return y, _finite_if_asked(own, terms)
+
+
 def normalize_and_store_(x: Tensor, terms: Terms, stored: Moments, momentum: float | Tensor | None) -> Tensor:
     """Return the normalized batch, and move the stored tensors, in place, to the statistics after it."""
     checked = terms.check(x)

@@ -39,10 +39,11 @@ def by_loops(
     mask: Tensor | None,
     plan: Plan,
     mix: Mix,
-    parameters: Sequence[Tensor],
+    parameters: Sequence[Tensor] = (),
+    own: Moments | None = None,
 ) -> Mixed:
-    """Run the loops; padding must be finite."""
-    seam = _Seam(plan, mix, mask)
+    """Run the loops; padding must be finite. The moments of x need not be taken again, where they are known."""
+    seam = _Seam(plan, mix, mask, own)
     y = halves.normalize(x, weight, bias, residual, plan, seam, mask, parameters)
     return Mixed.of(y, seam.own, seam.used)
 
@@ -73,11 +74,11 @@ class _Seam:
     own: Moments
     used: Moments
 
-    def __init__(self, plan: Plan, mix: Mix, mask: Tensor | None) -> None:
-        self._plan, self._mix, self._mask = plan, mix, mask
+    def __init__(self, plan: Plan, mix: Mix, mask: Tensor | None, own: Moments | None) -> None:
+        self._plan, self._mix, self._mask, self._known = plan, mix, mask, own
 
     def statistics(self, x: Tensor, parameters: Sequence[Tensor]) -> Moments:
-        self.own = native.moments(x, self._plan, self._mask)
+        self.own = self._known or native.moments(x, self._plan, self._mask)
         with torch.enable_grad():
             self._leaves = [t.detach().requires_grad_() for t in (self.own.mean, self.own.var, *parameters)]
             mean, var, *rest = self._leaves

@@ -208,6 +208,23 @@ def normalize_mixed(
     return mixed.by_reference(x, weight, bias, residual, mask, recipe, mix, parameters)
 
 
+def normalize_known(
+    x: Tensor,
+    recipe: Recipe,
+    own: Moments,
+    *,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    mask: Tensor | None,
+) -> Tensor:
+    """As `normalize`, of x whose moments are already known; gradients flow through them all the same."""
+    plan = None if mask is not None else plan_for(x, recipe, weight, bias, residual)
+    if plan is None:
+        return normalize(x, recipe, weight=weight, bias=bias, residual=residual, mask=mask)[0]
+    return mixed.by_loops(x, weight, bias, residual, None, plan, lambda same: same, own=own).y
+
+
 def _is_better_by_reference(x: Tensor) -> bool:
     """Whether a formula is left to the reference: in float64 it takes no longer, and loses fewer digits."""
     return x.dtype is torch.float64 and requested() == "auto"

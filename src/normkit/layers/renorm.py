@@ -97,17 +97,18 @@ class BatchRenorm(BatchNorm):
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
         if stored is None or batch_core.has_no_values(input):
             return super()._normalize_batch(input, terms, stored)
-        r, d = self._correction(input, terms, stored)
+        # Detached, not only under no_grad: forward mode must not see r and d move either.
+        batch = batch_core.moments_of(input.detach(), terms.features, terms.mask, terms.who)
+        checks.enough_values(batch.count, input, terms.who)
+        r, d = self._correction(batch, stored)
         weight = r if self.weight is None else self.weight * r
         shift = d if self.weight is None else self.weight * d
         bias = shift if self.bias is None else self.bias + shift
-        return super()._normalize_batch(input, terms._replace(weight=weight, bias=bias), stored)
+        return batch_core.normalize_known(input, batch, terms._replace(weight=weight, bias=bias))
 
-    def _correction(self, input: Tensor, terms: Terms, stored: Moments) -> tuple[Tensor, Tensor]:
+    def _correction(self, batch: Moments, stored: Moments) -> tuple[Tensor, Tensor]:
         if is_recomputing() and self._last is not None:
             return self._last  # the running statistics have moved since the forward that this one repeats
-        # Detached, not only under no_grad: forward mode must not see r and d move either.
-        batch = batch_core.moments_of(input.detach(), terms.features, terms.mask, terms.who)
         r_max, d_max = (self.r_max, self.d_max) if self.schedule is None else self.schedule(int(stored.count))
         std, running_std = self._std(batch), self._std(stored)
         r = (std / running_std).clamp(1 / r_max, r_max)
