@@ -1,4 +1,4 @@
-"""From which size on our loops are faster than torch's operator, layer by layer: what select.SMALL was chosen by.
+"""From which size on our loops are faster than torch's operator, layer by layer: what layer_calls.SMALL was chosen by.
 
 One thread, float32, a training step and an evaluation of each layer on either backend, in turns. Printed is torch's
 time over ours: where it is below one, torch's operator should have the call.

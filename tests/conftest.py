@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from normkit.kernels import core, select
+from normkit.kernels import core, layer_calls, select
 
 BASE = "NORMKIT_TEST_BASE"  # in the environment: worker processes, and what tests start, have the same
 
@@ -77,16 +77,16 @@ def _seed(request):
 def _loops_at_any_size():
     """Tests are small; so that they test our loops, torch's operators do not take small calls from them.
 
-    Tests with `as_shipped` have both as users do, and the tests of select.py some of their own.
+    Tests with `as_shipped` have both as users do, and the tests of layer_calls.py some of their own.
     """
-    shipped, select.SMALL = select.SMALL, dict.fromkeys(select.SMALL, 0)
+    shipped, layer_calls.SMALL = layer_calls.SMALL, dict.fromkeys(layer_calls.SMALL, 0)
     yield shipped
-    select.SMALL = shipped
+    layer_calls.SMALL = shipped
 
 
 @pytest.fixture
 def as_shipped(_loops_at_any_size, monkeypatch):
-    monkeypatch.setattr(select, "SMALL", _loops_at_any_size)
+    monkeypatch.setattr(layer_calls, "SMALL", _loops_at_any_size)
 
 
 @pytest.fixture(autouse=True, scope="session")

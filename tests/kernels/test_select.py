@@ -1,41 +1,20 @@
 """The choice of a backend: one asked for by name runs or raises, and only where it was asked for."""
 
-import copy
 from threading import Thread
 
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
-from normkit.kernels import core, native, plans, select
+from normkit.kernels import core, plans, select
 from normkit.kernels.reference import Recipe
-from support.case import randomize_
 from support.cases import CASES
 from support.depth import first_of_each
 
 ROWS = first_of_each(CASES, lambda case: case.name)
 needs_core = pytest.mark.skipif(core.WHY_NOT is not None, reason=str(core.WHY_NOT))
-
-
-class Counted:
-    """The core, counting the calls of its loops."""
-
-    def __init__(self, loops):
-        self.loops, self.calls = loops, 0
-
-    def __getattr__(self, name):
-        self.calls += 1
-        return getattr(self.loops, name)
-
-
-@pytest.fixture
-def counted(monkeypatch):
-    counted = Counted(native.loops)
-    monkeypatch.setattr(native, "loops", counted)
-    return counted
 
 
 def refusal(call):
@@ -234,120 +213,6 @@ def test_without_a_core_torch_runs(monkeypatch):
     twin = nn.BatchNorm2d(3)
     assert torch.equal(layer(x), twin(x))
     assert torch.equal(layer.running_var, twin.running_var)
-
-
-# ---- small tensors
-
-STRAIGHT = [
-    (lambda: nk.BatchNorm1d(6), lambda: nn.BatchNorm1d(6), (8, 6)),
-    (lambda: nk.BatchNorm2d(6), lambda: nn.BatchNorm2d(6), (4, 6, 2, 2)),
-    (lambda: nk.GroupNorm(3, 6, activation="relu"), lambda: nn.Sequential(nn.GroupNorm(3, 6), nn.ReLU()), (4, 6, 2)),
-    (lambda: nk.GroupNorm(3, 6), lambda: nn.GroupNorm(3, 6), (4, 6, 2)),
-    (lambda: nk.GroupNorm(6, 6), lambda: nn.InstanceNorm1d(6, affine=True), (4, 6, 2)),
-    (lambda: nk.InstanceNorm2d(6), lambda: nn.InstanceNorm2d(6), (4, 6, 2, 2)),
-    (lambda: nk.LayerNorm(6), lambda: nn.LayerNorm(6), (8, 6)),
-    (lambda: nk.LayerNorm([2, 6]), lambda: nn.LayerNorm([2, 6]), (8, 2, 6)),
-]
-
-
-@pytest.fixture
-def all_small(monkeypatch):
-    monkeypatch.setattr(select, "SMALL", dict.fromkeys(select.SMALL, 1000))
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize(("ours", "theirs", "shape"), STRAIGHT)
-def test_small_tensors_go_straight_to_torchs_operator(ours, theirs, shape, training, all_small, counted):
-    layer, twin = randomize_(ours()).train(training), theirs().train(training)
-    norm = twin[0] if isinstance(twin, nn.Sequential) else twin
-    norm.load_state_dict(layer.state_dict())
-    xs = [torch.randn(shape, requires_grad=True) for _ in range(2)]
-    xs[1].data.copy_(xs[0].data)
-    dy = torch.randn(shape)
-    ys = [layer(xs[0]), twin(xs[1])]
-    for y in ys:
-        y.backward(dy)
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not training:
-        return  # the loops evaluate small ones as fast
-    assert counted.calls == 0
-    assert torch.equal(*ys)
-    assert torch.equal(xs[0].grad, xs[1].grad)
-    for p, q in zip(layer.parameters(), norm.parameters(), strict=True):
-        assert torch.equal(p.grad, q.grad)
-    for name, stored in norm.named_buffers():
-        assert torch.equal(layer.get_buffer(name), stored), name
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize(("ours", "theirs", "shape"), STRAIGHT)
-def test_small_tensors_of_other_types_keep_ours(ours, theirs, shape, training, all_small):
-    for dtype, state in ((torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float64,) * 2):
-        layer = randomize_(ours()).to(state).train(training)
-        x = torch.randn(shape).to(dtype)
-        with select.backend("reference"):
-            expected = copy.deepcopy(layer)(x)
-        tolerance = 0.04 if dtype is torch.bfloat16 else 1e-12
-        torch.testing.assert_close(layer(x), expected, rtol=tolerance, atol=tolerance)
-
-
-def test_small_tensors_are_refused_with_our_words(all_small):
-    for layer, x, error in [
-        (nk.BatchNorm1d(6), torch.randn(1, 6), "more than 1 value per channel"),
-        (nk.BatchNorm1d(6), torch.randn(4, 5), r"needs \(N, 6\) or"),
-        (nk.BatchNorm2d(6), torch.randn(4, 6), r"needs \(N, 6, H, W\)"),
-        (nk.LayerNorm([2, 6]), torch.randn(6), r"needs \(..., 2, 6\)"),
-    ]:
-        with pytest.raises(nk.ShapeError, match=error):
-            layer(x)
-    assert nk.BatchNorm1d(6).num_batches_tracked == 0
-
-
-def test_small_tensors_under_autocast_and_in_a_repeated_forward(all_small):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert nk.LayerNorm(6)(torch.randn(8, 6).bfloat16()).dtype == torch.bfloat16
-    layer, x = nk.BatchNorm1d(6), torch.randn(8, 6, requires_grad=True)
-    checkpoint(layer, x, use_reentrant=False).sum().backward()
-    assert layer.num_batches_tracked == 1
-
-
-@needs_core
-@pytest.mark.parametrize(
-    ("layer", "x"),
-    [
-        (nk.BatchNorm1d(64, activation="relu"), torch.randn(32, 64)),
-        (nk.BatchNorm1d(64), torch.randn(600, 64)),
-        (nk.RMSNorm(64), torch.randn(32, 64)),
-        (nk.GroupNorm(8, 64), torch.randn(32, 64, 8, 8).to(memory_format=torch.channels_last)),
-        (nk.GroupNorm(8, 64), torch.randn(300, 64)),
-        (nk.InstanceNorm2d(64), torch.randn(4, 64, 8, 8)),
-        (nk.LayerNorm(600), torch.randn(600, 32).t()),
-        (nk.LayerNorm(64).bfloat16(), torch.randn(32, 64).bfloat16()),
-        (nk.LayerNorm(1024), torch.randn(1024, 1024)),
-    ],
-    ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else str(tuple(v.shape)),
-)
-def test_the_loops_keep_what_they_do_faster(layer, x, as_shipped, counted):
-    layer(x)
-    assert counted.calls > 0
-
-
-@needs_core
-@pytest.mark.parametrize(
-    ("layer", "x"),
-    [
-        (nk.BatchNorm1d(64), torch.randn(32, 64)),
-        (nk.GroupNorm(8, 64), torch.randn(32, 64, 8, 8)),
-        (nk.LayerNorm(768), torch.randn(1024, 768)),
-        (nk.LayerNorm(256), torch.randn(5000, 256)),
-    ],
-    ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else str(tuple(v.shape)),
-)
-def test_torch_gets_what_it_does_faster(layer, x, as_shipped, counted):
-    layer(x)
-    assert counted.calls == 0
-    with select.backend("native"):  # but a name is a name
-        layer(x)
-    assert counted.calls > 0
 
 
 @needs_core

@@ -1,6 +1,7 @@
 """The only place that chooses between the C++ loops, torch's own operators and the reference, and that says why.
 
-What neither the loops nor torch have, and computes with `reference` itself, asks `leave_to_reference` first.
+What neither the loops nor torch have, and computes with `reference` itself, asks `leave_to_reference` first. Calls of
+layers without options have a shorter way, to the first two alone: see `layer_calls`.
 """
 
 from __future__ import annotations
@@ -9,22 +10,23 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from normkit.errors import ArgumentError, BackendError
-from normkit.kernels import autograd, core, fused, gate, masked, mixed, moving, native, plans, reference, straight
+from normkit.kernels import autograd, core, fused, gate, masked, mixed, moving, native, plans, reference
 from normkit.kernels.mixed import Mix, Mixed
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
-from normkit.tracing import is_exporting, is_ordinary, is_recomputing, is_transformed_or_dual
+from normkit.tracing import is_exporting, is_transformed_or_dual
 
 Backend = Literal["auto", "native", "torch", "reference"]
 
 _requested: ContextVar[Backend] = ContextVar("normkit backend", default="auto")
+requested_eagerly = _requested.get  # as `requested`, for code that is not being compiled
 _guarded = threading.local()  # has the same `name`, if not "auto": torch.compile can guard this, but not a ContextVar
 
 
@@ -301,117 +303,6 @@ def normalize_and_update_(
     if mask is not None or nonfinite != "propagate" or whole or not takes_torch(fused.why_not(x, recipe)):
         return None
     return fused.normalize_and_update_(x, recipe, stored, momentum, weight, bias, residual, inplace)
-
-
-# ---- the layers' fast path: with a small tensor, deciding what to do takes most of the time. None leaves a call, and
-# any error in it, to the general path. The callers know that x is a plain tensor and that nothing is being compiled.
-
-SMALL = {"batch": 1 << 15, "maps": 1 << 12, "groups": 1 << 20, "groups, cut off": 1 << 18, "last": 1 << 20}
-"""Below this many values torch's operator is the faster on CPUs, in float32: its call is shorter, and on contiguous
-memory its loops for layers and groups are good. Measured by benchmarks/bench_crossover.py, with AVX2."""
-
-
-def _goes_straight(x: Tensor, small: int) -> bool:
-    """Whether a layer's call goes to torch's operator without further questions: small ones, and off CPUs all."""
-    asked = _requested.get()
-    return asked == "torch" or (asked == "auto" and (x.numel() < small or not x.is_cpu or core.WHY_NOT is not None))
-
-
-def layer_norm_call(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    normalized: tuple[int, ...],
-    eps: float,
-    activation: str | None,
-) -> Tensor | None:
-    """A layer norm's call."""
-    if _goes_straight(x, SMALL["last"] if x.is_contiguous() else 0):
-        y = straight.layer_norm_call(x, weight, bias, normalized, eps, activation)
-        if y is not None:
-            return y
-    plan = _plan_of_layer(plans.of_last, x, weight, bias, normalized, eps, activation)
-    is_short = plan is not None and plan.is_of_short_lines and plan.copy is None
-    if is_short and SMALL["last"] and _requested.get() == "auto":
-        y = straight.layer_norm_call(x, weight, bias, normalized, eps, activation)
-        if y is not None:
-            return y
-    return None if plan is None else autograd.call(x, weight, bias, plan)
-
-
-def rms_norm_call(x: Tensor, weight: Tensor | None, *terms: Any) -> Tensor | None:
-    """A root mean square norm's call: on CPUs torch makes it of several operators, so that the loops always win."""
-    if _goes_straight(x, 0):
-        return straight.rms_norm_call(x, weight, *terms)
-    plan = _plan_of_layer(plans.of_last_squares, x, weight, None, *terms)
-    return None if plan is None else autograd.call(x, weight, None, plan)
-
-
-def group_norm_call(x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any) -> Tensor | None:
-    """A group norm's call, or an instance norm's, whose groups are single channels."""
-    groups, channels, _, activation = terms
-    kind = "maps"
-    if groups < channels and x.dim() > 2 and x.is_contiguous():
-        kind = "groups, cut off" if activation in ("relu", "leaky_relu") else "groups"
-    if _goes_straight(x, SMALL[kind]):
-        y = straight.group_norm_call(x, weight, bias, *terms)
-        if y is not None:
-            return y
-    plan = _plan_of_layer(plans.of_groups, x, weight, bias, *terms)
-    return None if plan is None else autograd.call(x, weight, bias, plan)
-
-
-def batch_norm_step_(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    momentum: float,
-    *terms: Any,
-) -> Tensor | None:
-    """A batch norm's step of training, as `normalize_and_update_`."""
-    if _goes_straight(x, SMALL["batch"] if terms[-1] is None else 0):
-        if not is_ordinary():  # a transform does not let the operator write to buffers of which it knows nothing
-            return None
-        if is_recomputing():  # autograd demands the same operator on the same tensors; but a batch counts once
-            mean, var, count = mean.clone(), var.clone(), count.clone()
-        return straight.batch_norm_step_(x, weight, bias, mean, var, count, momentum, *terms)
-    plan = None if is_recomputing() else _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)
-    update = None if plan is None else native.update_of(mean, var, count, momentum)
-    if plan is None or update is None:
-        return None
-    y = autograd.call(x, weight, bias, plan, update)
-    native.count_update(mean, var, count)
-    return y
-
-
-def batch_norm_evaluated(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, *terms: Any
-) -> Tensor | None:
-    """A batch norm's evaluation: in the loops without a gradient, in torch's operator also with one."""
-    if _goes_straight(x, 0):
-        if not is_ordinary():  # the operator drops the gradient of statistics
-            return None
-        return straight.batch_norm_evaluated(x, weight, bias, mean, var, *terms)
-    if torch.is_grad_enabled() or not native.is_plain_memory(mean, var):
-        return None
-    plan = _plan_of_layer(plans.of_batch, x, weight, bias, mean.shape, *terms)
-    if plan is not None and plan.copy is None:
-        return native.evaluate(x, weight, bias, None, mean, var, plan)
-    if plan is not None and _requested.get() == "auto":  # one pass of theirs takes less time than a copy before ours
-        return straight.batch_norm_evaluated(x, weight, bias, mean, var, *terms)
-    return None
-
-
-def _plan_of_layer(
-    plan_of: Callable[..., Plan | None], x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any
-) -> Plan | None:
-    if _requested.get() in ("reference", "torch") or core.WHY_NOT is not None or not x.is_cpu or not is_ordinary():
-        return None
-    weight_shape, bias_shape = None if weight is None else weight.shape, None if bias is None else bias.shape
-    return plan_of(x.dtype, x.shape, x.stride(), weight_shape, bias_shape, *terms)
 
 
 def takes_torch(why_not: str | None = None) -> bool:

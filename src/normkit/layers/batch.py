@@ -12,7 +12,7 @@ from normkit.activations import ActivationName
 from normkit.checks import NonFinite
 from normkit.functional import batch_core
 from normkit.functional.batch_core import Terms
-from normkit.kernels import select
+from normkit.kernels import layer_calls
 from normkit.layers.affine_parts import Affine, check_affine, keep_parts_, reset_parts_
 from normkit.layers.norm_layer import ELSEWHERE, NormLayer, name
 from normkit.moments import Moments
@@ -96,12 +96,12 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
             return None
         terms = self._ranks, self.eps, self.activation
         if not self.training:
-            return select.batch_norm_evaluated(input, weight, bias, mean, var, *terms)
+            return layer_calls.batch_norm_evaluated(input, weight, bias, mean, var, *terms)
         momentum = self.momentum
         is_usual = self.track_running_stats and self.nonfinite == "propagate" and not self.inplace
         if not is_usual or count is None or type(momentum) is not float:
             return None
-        return select.batch_norm_step_(input, weight, bias, mean, var, count, momentum, *terms)
+        return layer_calls.batch_norm_step_(input, weight, bias, mean, var, count, momentum, *terms)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
         weight, bias, stored = self._tensors()

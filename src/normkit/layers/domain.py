@@ -12,7 +12,7 @@ from normkit import checks
 from normkit.activations import ActivationName
 from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
-from normkit.kernels import select
+from normkit.kernels import layer_calls
 from normkit.layers.affine_parts import Affine
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments
@@ -81,7 +81,7 @@ class DomainBatchNorm(BatchNorm):
             if not self.training and residual is None and mask is None and is_plain(input):
                 mean, var, _ = self._of_domain()
                 tensors = self.weight, self.bias, mean, var
-                y = select.batch_norm_evaluated(input, *tensors, self._ranks, self.eps, self.activation)
+                y = layer_calls.batch_norm_evaluated(input, *tensors, self._ranks, self.eps, self.activation)
                 if y is not None:
                     return y
             return super()._compute(input, residual=residual, mask=mask)

@@ -13,7 +13,7 @@ from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import batch_core
 from normkit.functional.batch_core import Terms
-from normkit.kernels import select
+from normkit.kernels import layer_calls
 from normkit.layers.affine_parts import Affine, check_affine
 from normkit.layers.norm_layer import NormLayer, name
 from normkit.moments import Moments
@@ -87,7 +87,7 @@ class FrozenBatchNorm(NormLayer):
         assert mean is not None
         assert var is not None
         tensors = weight, bias, mean, var
-        return select.batch_norm_evaluated(input, *tensors, self._ranks, self.eps, self.activation)
+        return layer_calls.batch_norm_evaluated(input, *tensors, self._ranks, self.eps, self.activation)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         who = name(lambda: f"{type(self).__name__}({self.num_features})")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
-from normkit.kernels import select
+from normkit.kernels import layer_calls
 from normkit.layers.affine_parts import Affine, check_affine, keep_parts_, reset_parts_
 from normkit.layers.norm_layer import ELSEWHERE, NormLayer
 
@@ -68,7 +68,7 @@ class GroupNorm(NormLayer, nn.GroupNorm, fast_path=True):
         if weight is ELSEWHERE or bias is ELSEWHERE:
             return None
         terms = self.num_groups, self.num_channels, self.eps, self.activation
-        return select.group_norm_call(input, weight, bias, *terms)
+        return layer_calls.group_norm(input, weight, bias, *terms)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
         who = f"{type(self).__name__}({self.num_groups}, {self.num_channels})"

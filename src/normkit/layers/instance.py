@@ -10,7 +10,7 @@ from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
 from normkit.functional.batch_core import Terms, normalize_stored
-from normkit.kernels import select
+from normkit.kernels import layer_calls
 from normkit.layers.affine_parts import Affine, check_affine, keep_parts_, reset_parts_
 from normkit.layers.norm_layer import ELSEWHERE, NormLayer
 from normkit.moments import Moments
@@ -76,8 +76,8 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
             return None
         terms = self.num_features, self.num_features, self.eps, self.activation
         if missing == 0:
-            return select.group_norm_call(input, weight, bias, *terms)
-        y = select.group_norm_call(input.unsqueeze(0), weight, bias, *terms)
+            return layer_calls.group_norm(input, weight, bias, *terms)
+        y = layer_calls.group_norm(input.unsqueeze(0), weight, bias, *terms)
         return None if y is None else y.squeeze(0)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
-from normkit.kernels import select
+from normkit.kernels import layer_calls
 from normkit.kernels.reference import Recipe
 from normkit.layers.norm_layer import ELSEWHERE, NormLayer
 
@@ -58,7 +58,7 @@ class LayerNorm(NormLayer, nn.LayerNorm, fast_path=True):
         weight, bias = own.get("weight", ELSEWHERE), own.get("bias", ELSEWHERE)
         if weight is ELSEWHERE or bias is ELSEWHERE:
             return None
-        return select.layer_norm_call(input, weight, bias, self.normalized_shape, self.eps, self.activation)
+        return layer_calls.layer_norm(input, weight, bias, self.normalized_shape, self.eps, self.activation)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         recipe = Recipe(functional.last(input, self.normalized_shape), self.eps, self.activation)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import ActivationName
 from normkit.functional import within as functional
-from normkit.kernels import select
+from normkit.kernels import layer_calls
 from normkit.kernels.reference import Recipe, working_dtype
 from normkit.layers.norm_layer import ELSEWHERE, NormLayer
 
@@ -58,7 +58,7 @@ class RMSNorm(NormLayer, nn.RMSNorm, fast_path=True):
         if weight is ELSEWHERE:
             return None
         eps = functional.rms_eps(input, self.eps)
-        return select.rms_norm_call(input, weight, self.normalized_shape, eps, self.activation)
+        return layer_calls.rms_norm(input, weight, self.normalized_shape, eps, self.activation)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         over, eps = functional.last(input, self.normalized_shape), functional.rms_eps(input, self.eps)
