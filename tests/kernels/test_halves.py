@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
-from tests.support.case import randomize_
 
 import normkit as nk
 from normkit.kernels import select
+from support.case import randomize_
+from support.instruction_sets import runnable, using
 
 C = 6
 
@@ -115,6 +116,15 @@ def test_a_function_of_its_own(name, dtype, shape, layout):
     for training in (True, False):
         layer = randomize_(GATED[name]()).train(training)
         on_loops_and_in_double(layer, x, torch.randn(shape).to(dtype))
+
+
+@pytest.mark.parametrize("isa", runnable())
+@pytest.mark.parametrize("name", [*LAYERS, *GATED])
+def test_every_instruction_set(name, isa):
+    layer = randomize_((LAYERS | GATED)[name]())
+    x = _Pair(torch.randn(2, 6, C, 5, 7))
+    with using(isa):
+        on_loops_and_in_double(layer, x, torch.randn(6, C, 5, 7))
 
 
 @pytest.mark.parametrize("name", [*LAYERS, *GATED])
