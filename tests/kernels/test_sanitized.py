@@ -118,7 +118,8 @@ CONTROLS = {
 
 @pytest.mark.parametrize(
     ("instruction_set", "control"),
-    [*((name, "short") for name in INSTRUCTION_SETS), *((INSTRUCTION_SETS[-1], c) for c in ("guard", "misaligned"))],
+    # Vectors may lie anywhere; only loops of one number at a time mind where it lies.
+    [*((name, "short") for name in INSTRUCTION_SETS), (INSTRUCTION_SETS[-1], "guard"), ("baseline", "misaligned")],
 )
 def test_what_is_amiss_is_found(sanitized, instruction_set, control):
     process = sanitized(instruction_set, control)
