@@ -16,16 +16,24 @@ template <class T> struct Gate {
   const T* x = static_cast<const T*>(job.x);
   const T* dy = static_cast<const T*>(job.dy);
 
+  // A value's share in the gradients of its group's moments. About their mean: far from zero, the two parts would cancel.
+  struct Rest {
+    V level, slope, mean;
+    explicit Rest(const double* k)
+        : level(V::all(float(k[5]))), slope(V::all(float(k[6]))), mean(V::all(float(k[7]))) {}
+    V of(V x) const { return fma(x - mean, slope, level); }
+  };
+
   // y = x * logistic(v * x) * weight / deviation + bias
   struct Sigmoid {
-    V v, scale, bias, level, slope;
+    V v, scale, bias;
+    Rest rest;
     explicit Sigmoid(const double* k)
-        : v(V::all(float(k[0]))), scale(V::all(float(k[1] / k[3]))), bias(V::all(float(k[2]))),
-          level(V::all(float(k[5]))), slope(V::all(float(k[6]))) {}
+        : v(V::all(float(k[0]))), scale(V::all(float(k[1] / k[3]))), bias(V::all(float(k[2]))), rest(k) {}
     V forward(V x) const { return fma(x * Logistic<V>(v * x).of, scale, bias); }
     V backward(V x, V dy) const {
       const Logistic<V> s(v * x);
-      return fma(dy * scale, s.of * fma(v * x, s.of_minus, V::all(1)), fma(x, slope, level));
+      return fma(dy * scale, s.of * fma(v * x, s.of_minus, V::all(1)), rest.of(x));
     }
     void add(V x, V dy, V* sums) const {
       const Logistic<V> s(v * x);
@@ -38,15 +46,16 @@ template <class T> struct Gate {
 
   // y = x / max(deviation of the batch, v * x + deviation of the instance) * weight + bias
   struct Largest {
-    V v, weight, bias, batch, instance, level, slope;
+    V v, weight, bias, batch, instance;
+    Rest rest;
     explicit Largest(const double* k)
         : v(V::all(float(k[0]))), weight(V::all(float(k[1]))), bias(V::all(float(k[2]))), batch(V::all(float(k[3]))),
-          instance(V::all(float(k[4]))), level(V::all(float(k[5]))), slope(V::all(float(k[6]))) {}
+          instance(V::all(float(k[4]))), rest(k) {}
     V inverse(V bent) const { return V::all(1) / where(is_nan(batch), batch, larger(batch, bent)); }
     V forward(V x) const { return fma(x * inverse(fma(v, x, instance)), weight, bias); }
     V backward(V x, V dy) const {
       const V bent = fma(v, x, instance), q = inverse(bent);
-      return fma(dy * weight, where(below(batch, bent), instance * q * q, q), fma(x, slope, level));
+      return fma(dy * weight, where(below(batch, bent), instance * q * q, q), rest.of(x));
     }
     void add(V x, V dy, V* sums) const {
       const V bent = fma(v, x, instance), q = inverse(bent), u = dy * x * q, by = u * q;
@@ -61,16 +70,16 @@ template <class T> struct Gate {
 
   // y = max(x * weight / deviation + bias, floor)
   struct CutOff {
-    V floor, scale, bias, level, slope;
+    V floor, scale, bias;
+    Rest rest;
     explicit CutOff(const double* k)
-        : floor(V::all(float(k[0]))), scale(V::all(float(k[1] / k[3]))), bias(V::all(float(k[2]))),
-          level(V::all(float(k[5]))), slope(V::all(float(k[6]))) {}
+        : floor(V::all(float(k[0]))), scale(V::all(float(k[1] / k[3]))), bias(V::all(float(k[2]))), rest(k) {}
     V forward(V x) const { return where(is_nan(floor), floor, larger(floor, fma(x, scale, bias))); }
     V passed(V x, V dy) const {  // where value and floor are the same, they share the gradient
       const V z = fma(x, scale, bias), shared = where(at_most(floor, z), dy * V::all(0.5f), V::all(0));
       return where(at_most(z, floor), shared, dy);
     }
-    V backward(V x, V dy) const { return fma(passed(x, dy), scale, fma(x, slope, level)); }
+    V backward(V x, V dy) const { return fma(passed(x, dy), scale, rest.of(x)); }
     void add(V x, V dy, V* sums) const {
       const V dz = passed(x, dy);
       sums[0] = sums[0] + dz;

@@ -67,8 +67,8 @@ struct Job {
 // A function of runs of values, with coefficients for each: see gate.h.
 enum class GateKind : int { sigmoid = 0, largest = 1, cut_off = 2 };
 // v or floor, weight, bias, deviation (of the group, the batch or the instance), deviation of the instance, and for a
-// backward what is added to the gradient of every value, alone and times the value
-constexpr int kGateCoefficients = 7;
+// backward what is added to the gradient of every value, alone and times its distance from a mean, and that mean
+constexpr int kGateCoefficients = 8;
 // Of the gradient; times u; and what v or the floor and the deviations need.
 constexpr int kGateSums = 5;
 

@@ -14,7 +14,7 @@ from support.case import randomize_
 needs_core = pytest.mark.skipif(core.WHY_NOT is not None, reason=str(core.WHY_NOT))
 
 STRAIGHT = [
-    (lambda: nk.BatchNorm1d(6), lambda: nn.BatchNorm1d(6), (8, 6)),
+    (lambda: nk.BatchNorm1d(6), lambda: nn.BatchNorm1d(6), (8, 6, 2)),
     (lambda: nk.BatchNorm2d(6), lambda: nn.BatchNorm2d(6), (4, 6, 2, 2)),
     (lambda: nk.GroupNorm(3, 6, activation="relu"), lambda: nn.Sequential(nn.GroupNorm(3, 6), nn.ReLU()), (4, 6, 2)),
     (lambda: nk.GroupNorm(3, 6), lambda: nn.GroupNorm(3, 6), (4, 6, 2)),
@@ -42,8 +42,9 @@ def test_small_tensors_go_straight_to_torchs_operator(ours, theirs, shape, train
     ys = [layer(xs[0]), twin(xs[1])]
     for y in ys:
         y.backward(dy)
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not training:
-        return  # the loops evaluate small ones as fast
+    is_batch_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    if (is_batch_norm and not training) or isinstance(layer, nn.LayerNorm):
+        return  # the loops evaluate small ones as fast, and keep parameters' gradients
     assert counted.calls == 0
     assert torch.equal(*ys)
     assert torch.equal(xs[0].grad, xs[1].grad)
@@ -90,7 +91,9 @@ def test_small_tensors_under_autocast_and_in_a_repeated_forward(all_small):
     ("layer", "x"),
     [
         (nk.BatchNorm1d(64, activation="relu"), torch.randn(32, 64)),
+        (nk.BatchNorm1d(64), torch.randn(32, 64)),
         (nk.BatchNorm1d(64), torch.randn(600, 64)),
+        (nk.LayerNorm(64), torch.randn(32, 64)),
         (nk.RMSNorm(64), torch.randn(32, 64)),
         (nk.GroupNorm(8, 64), torch.randn(32, 64, 8, 8).to(memory_format=torch.channels_last)),
         (nk.GroupNorm(8, 64), torch.randn(300, 64)),
@@ -108,12 +111,45 @@ def test_the_loops_keep_what_they_do_faster(layer, x, as_shipped, counted):
 
 @needs_core
 @pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (lambda: nk.BatchNorm1d(64), (300, 64)),
+        (lambda: nk.BatchNorm1d(64), (30, 64, 7)),
+        (lambda: nk.BatchNorm2d(8, activation="relu"), (16, 8, 15, 17)),
+        (lambda: nk.GroupNorm(8, 64), (33, 64, 5, 5)),
+        (lambda: nk.GroupNorm(8, 64, activation="silu"), (33, 64, 21, 20)),
+        (lambda: nk.InstanceNorm2d(64, affine=True), (3, 64, 4, 5)),
+        (lambda: nk.LayerNorm(64), (601, 64)),
+        (lambda: nk.LayerNorm(600), (1001, 600)),
+        (lambda: nk.RMSNorm(64), (601, 64)),
+    ],
+)
+def test_bits_do_not_depend_on_the_number_of_threads(build, shape, as_shipped):
+    """Wherever a call goes: a run that is resumed on another machine must go on as it began."""
+    first = randomize_(build())
+    x, dy = torch.randn(2, *shape)
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            layer, own = copy.deepcopy(first), x.clone().requires_grad_()
+            y = layer(own)
+            y.backward(dy)
+            found.append([y.detach(), own.grad, *(p.grad for p in layer.parameters()), *layer.buffers()])
+    finally:
+        torch.set_num_threads(before)
+    for one, *others in zip(*found, strict=True):
+        assert all(torch.equal(one, other) for other in others)
+
+
+@needs_core
+@pytest.mark.parametrize(
     ("layer", "x"),
     [
-        (nk.BatchNorm1d(64), torch.randn(32, 64)),
+        (nk.BatchNorm1d(64), torch.randn(32, 64, 2)),
         (nk.GroupNorm(8, 64), torch.randn(32, 64, 8, 8)),
-        (nk.LayerNorm(768), torch.randn(1024, 768)),
-        (nk.LayerNorm(256), torch.randn(5000, 256)),
+        (nk.LayerNorm(768).requires_grad_(False), torch.randn(1024, 768)),
+        (nk.LayerNorm(256).requires_grad_(False), torch.randn(5000, 256)),
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else str(tuple(v.shape)),
 )

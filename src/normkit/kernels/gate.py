@@ -27,7 +27,7 @@ Kind = Literal["sigmoid", "largest", "cut off"]
 
 _KINDS = {"sigmoid": 0, "largest": 1, "cut off": 2}
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_SUMS, _COEFFICIENTS = 5, 7  # of every run: kGateSums and kGateCoefficients in csrc/job.h
+_SUMS, _COEFFICIENTS = 5, 8  # of every run: kGateSums and kGateCoefficients in csrc/job.h
 
 
 class Terms(NamedTuple):
@@ -158,17 +158,18 @@ class Gate(torch.autograd.Function):
             dweight = of_u / first
             dv = rest[0] * w / first if kind == "sigmoid" else rest[0]
             of_stds = (-dweight * w / first,)
-        # Each value has a share in the gradients of its group's moments: level + slope * x.
+        # Each value has a share in the gradients of its group's moments: level + slope * (x - mean), with the mean as
+        # float lanes have it.
         leaves, stds = ctx.small
         own_stds = [(s, d.sum_to_size(s.shape)) for s, d in zip(stds, of_stds, strict=True) if s.requires_grad]
         made, of_made = zip(*own_stds, strict=True)  # not those that are stored
         found = torch.autograd.grad(made, leaves, of_made, allow_unused=True, retain_graph=True)
         dmean, dvar, *own_d = (torch.zeros_like(t) if d is None else d for d, t in zip(found, leaves, strict=True))
-        slope = 2 * dvar / own.count
-        level = -slope * own.mean
+        slope, mean = 2 * dvar / own.count, own.mean.to(torch.float32).to(own.mean.dtype)
+        level = slope * (mean - own.mean)
         if ctx.terms.centred:  # else the mean is zero whatever x is
             level = level + dmean / own.count
-        k = torch.cat([k[..., :5], *(_of_channels(t, size).unsqueeze(2) for t in (level, slope))], 2)
+        k = torch.cat([k[..., :5], *(_of_channels(t, size).unsqueeze(2) for t in (level, slope, mean))], 2)
         dx = torch.empty_like(x)
         _run(kind, x, dy, dx, None, k)
         of_affine = [

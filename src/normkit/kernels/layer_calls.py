@@ -36,14 +36,18 @@ def layer_norm(
     eps: float,
     activation: str | None,
 ) -> Tensor | None:
-    """A layer norm's call."""
-    if _goes_straight(x, SMALL["last"] if x.is_contiguous() else 0):
+    """A layer norm's call.
+
+    Torch sums the parameters' gradients in an order that depends on its threads; ours does not, and has them.
+    """
+    is_trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
+    if _goes_straight(x, SMALL["last"] if x.is_contiguous() and not is_trained else 0):
         y = straight.layer_norm_call(x, weight, bias, normalized, eps, activation)
         if y is not None:
             return y
     plan = _plan_of_layer(plans.of_last, x, weight, bias, normalized, eps, activation)
     is_short = plan is not None and plan.is_of_short_lines and plan.copy is None
-    if is_short and SMALL["last"] and requested_eagerly() == "auto":
+    if is_short and not is_trained and SMALL["last"] and requested_eagerly() == "auto":
         y = straight.layer_norm_call(x, weight, bias, normalized, eps, activation)
         if y is not None:
             return y
@@ -82,8 +86,12 @@ def batch_norm_step_(
     momentum: float,
     *terms: Any,
 ) -> Tensor | None:
-    """A batch norm's step of training, as `normalize_and_update_`."""
-    if _goes_straight(x, SMALL["batch"] if terms[-1] is None else 0):
+    """A batch norm's step of training, as `normalize_and_update_`.
+
+    Torch sums channels that lie side by side in an order that depends on its threads; ours does not, and has them.
+    """
+    is_quick = terms[-1] is None and x.stride()[1:2] != (1,)
+    if _goes_straight(x, SMALL["batch"] if is_quick else 0):
         if not is_ordinary():  # a transform does not let the operator write to buffers of which it knows nothing
             return None
         if is_recomputing():  # autograd demands the same operator on the same tensors; but a batch counts once
