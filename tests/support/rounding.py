@@ -27,7 +27,9 @@ def neighbours(t: Tensor) -> tuple[Tensor, Tensor]:
     return below, above
 
 
-def assert_rounded_alike(found: Tensor, expected: Tensor, slack: Tensor, what: str) -> None:
+def assert_rounded_alike(
+    found: Tensor, expected: Tensor, slack: Tensor, what: str, lanes: torch.dtype = torch.float32
+) -> None:
     """Neighbours in their type at most, or no further apart than `slack`; NaN in the same places.
 
     Where the slack is not finite, neither is something that the result is made of: it is enough if both or neither are.
@@ -42,7 +44,8 @@ def assert_rounded_alike(found: Tensor, expected: Tensor, slack: Tensor, what: s
     near = (value >= below - slack) & (value <= above + slack)
     good = torch.where(expected.isnan(), found.isnan(), near)
     good |= ~slack.isfinite() & (found.isfinite() == expected.isfinite())
-    good |= (slack > most) & ~found.isfinite()  # terms of either sign were too large: infinity less infinity
+    # Terms of either sign that are too large for the lanes they are added in: infinity less infinity.
+    good |= (slack > torch.finfo(lanes).max) & ~found.isfinite()
     if not good.all():
         at = tuple((~good).nonzero()[0].tolist())
         text = f"{what}{list(at)} is {found[at].item()!r}, not {expected[at].item()!r}"
