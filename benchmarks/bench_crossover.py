@@ -4,18 +4,29 @@ One thread, float32, a training step and an evaluation of each layer on either b
 time over ours: where it is below one, torch's operator should have the call.
 """
 
+import copy
 import statistics
-import time
 
 import torch
 
 import normkit as nk
+from normkit.bench.timing import interleave
 from normkit.kernels import select
 
 ROUNDS = 9
-SAMPLE = 2e-3  # seconds, at the least
 
-MAPS = [(32, 64, 1, 1), (16, 64, 4, 4), (16, 64, 8, 8), (16, 256, 8, 8), (16, 128, 16, 16), (32, 64, 28, 28)]
+MAPS = [
+    (32, 64, 1, 1),
+    (1, 960, 2, 2),
+    (4, 512, 3, 3),
+    (1, 64, 8, 8),
+    (16, 160, 2, 2),
+    (16, 64, 4, 4),
+    (16, 64, 8, 8),
+    (16, 256, 8, 8),
+    (16, 128, 16, 16),
+    (32, 64, 28, 28),
+]
 LINES = [(32, 64), (272, 192), (1024, 384), (1024, 768), (4000, 192), (12608, 384)]
 LAYERS = {
     "BatchNorm": (MAPS, lambda c: nk.BatchNorm2d(c)),
@@ -31,26 +42,14 @@ LAYERS = {
 }
 
 
-def seconds(calls):
-    """The median time of each call, in turns."""
-    repeats = []
-    for call in calls:
-        call()
-        start = time.perf_counter()
-        call()
-        repeats.append(max(1, int(SAMPLE / (time.perf_counter() - start))))
-    samples = [[] for _ in calls]
-    for _ in range(ROUNDS):
-        for call, repeat, sample in zip(calls, repeats, samples, strict=True):
-            start = time.perf_counter()
-            for _ in range(repeat):
-                call()
-            sample.append((time.perf_counter() - start) / repeat)
-    return [statistics.median(sample) for sample in samples]
+def torch_over_ours(ours, theirs):
+    """The median of torch's time over ours."""
+    found = interleave({"ours": ours, "torch": theirs}, ROUNDS)
+    return statistics.median(torchs / own for own, torchs in zip(found["ours"], found["torch"], strict=True))
 
 
 def steps(layer, x, dy, backend):
-    inputs = [x, *layer.parameters()]
+    inputs, evaluated = [x, *layer.parameters()], copy.deepcopy(layer).eval()
 
     def train():
         with select.backend(backend):
@@ -58,7 +57,7 @@ def steps(layer, x, dy, backend):
 
     def evaluate():
         with select.backend(backend), torch.no_grad():
-            layer(x)
+            evaluated(x)
 
     return train, evaluate
 
@@ -71,7 +70,7 @@ def main():
             x, dy = torch.randn(shape, requires_grad=True), torch.randn(shape)
             layer = build(shape[1])
             ours, theirs = (steps(layer, x, dy, backend) for backend in ("native", "torch"))
-            ratios = [torchs / own for own, torchs in (seconds(pair) for pair in zip(ours, theirs, strict=True))]
+            ratios = [torch_over_ours(*pair) for pair in zip(ours, theirs, strict=True)]
             print(f"{name:<18}{x.numel():>9}  {shape!s:<18}{ratios[0]:>9.2f}{ratios[1]:>12.2f}", flush=True)
 
 

@@ -53,9 +53,17 @@ struct Sums {
 template <class V> struct Pending {
   V first = V::all(0), second = V::all(0);
   Sums flushed;
+  bool waiting = false;  // whether the vectors hold anything: to add up the lanes of one takes as long as many additions
+  void keep(V a, V b) {
+    first = a;
+    second = b;
+    waiting = true;
+  }
   void flush() {
+    if (!waiting) return;
     flushed.add({first.sum(), second.sum()});
     first = second = V::all(0);
+    waiting = false;
   }
   Sums total() {
     flush();
@@ -142,13 +150,13 @@ NK_FLAT void sum_runs(const T* x, const uint8_t* mask, int64_t runs, int64_t n, 
         sums[run].flushed.add({((a0 + a1) + (a2 + a3)).sum(), ((b0 + b1) + (b2 + b3)).sum()});
       }
     }
+    if (i == n) continue;
     V a = sums[run].first, b = sums[run].second;
     across<V>(n - i, [&](int64_t j, auto how) {
       ask_ahead(x + i + j);
       add(i + j, how, a, b);
     });
-    sums[run].first = a;
-    sums[run].second = b;
+    sums[run].keep(a, b);
   }
   if constexpr (M) *odd = *odd + out;
 }
@@ -296,14 +304,14 @@ template <class T, Form A, bool R, bool I> struct Loops {
           sums[run].flushed.add({(a0 + a1).sum(), (b0 + b1).sum()});
         }
       }
+      if (i == n) continue;
       V a = sums[run].first, b = sums[run].second;
       across<V>(n - i, [&](int64_t j, auto how) {
         ask_ahead(m.dy + i + j);
         ask_ahead(m.x + i + j);
         add(i + j, how, a, b);
       });
-      sums[run].first = a;
-      sums[run].second = b;
+      sums[run].keep(a, b);
     }
   }
 
@@ -376,17 +384,14 @@ template <class T, Form A, bool R, bool I> struct Loops {
   // read before any is written: lines may lie a page apart, and a load then waits for a store to what seems its place.
   // Each loop asks for a part of what the lines after these will need, so that memory is never idle.
 
+  // Of K lines, as single numbers: of vectors in an array the compiler would make copies in memory, for every column.
   template <int K> struct LineStatistics {
-    V mean[K], unit[K], offset[K], slope[K], level[K];
-    explicit LineStatistics(const LineCoefficients<S>* k) {
-      for (int line = 0; line < K; ++line) {
-        mean[line] = V::all(k[line].mean); unit[line] = V::all(k[line].unit); offset[line] = V::all(k[line].offset);
-        slope[line] = V::all(k[line].slope); level[line] = V::all(k[line].level);
-      }
-    }
+    LineCoefficients<S> own[K];
+    explicit LineStatistics(const LineCoefficients<S>* k) { std::copy(k, k + K, own); }
     Coefficients<V> of(int line, V weight, V bias) const {
-      return {mean[line], unit[line], offset[line], unit[line] * weight, fma(offset[line], weight, bias), slope[line],
-              level[line]};
+      const LineCoefficients<S>& k = own[line];
+      const V unit = V::all(k.unit), offset = V::all(k.offset);
+      return {V::all(k.mean), unit, offset, unit * weight, fma(offset, weight, bias), V::all(k.slope), V::all(k.level)};
     }
   };
   template <class How> static V load_or(const P* values, int64_t j, How how, S other) {
@@ -416,7 +421,9 @@ template <class T, Form A, bool R, bool I> struct Loops {
                                 LineParameters<P> p, Activation kind, Pending<V>* sums, T* kept) {
     const LineStatistics<K> statistics(k);
     const int64_t ahead = ahead_of<K, T>(stride);
-    constexpr int chains = kTogether / K;  // of sums: an addition takes longer than the next one waits
+    // Of sums: an addition takes longer than the next one waits. As many for one line as for two, so that it does not
+    // matter to a long line whether another one is beside it.
+    constexpr int chains = K > 2 ? 1 : 2;
     V a[chains][K], b[chains][K];
     for (int i = 0; i < chains * K; ++i) a[i / K][i % K] = b[i / K][i % K] = V::all(0);
     const auto add = [&](int64_t j, auto how, V* a, V* b) {
@@ -435,9 +442,12 @@ template <class T, Form A, bool R, bool I> struct Loops {
       for (int chain = 0; chain < chains; ++chain) add(i + chain * V::width, Whole{}, a[chain], b[chain]);
     }
     across<V>(n - i, [&](int64_t j, auto how) { add(i + j, how, a[0], b[0]); });
-    for (int i = 0; i < chains * K; ++i) {
-      sums[i % K].first = sums[i % K].first + a[i / K][i % K];
-      sums[i % K].second = sums[i % K].second + b[i / K][i % K];
+    for (int line = 0; line < K; ++line) {
+      for (int chain = 1; chain < chains; ++chain) {
+        a[0][line] = a[0][line] + a[chain][line];
+        b[0][line] = b[0][line] + b[chain][line];
+      }
+      sums[line].keep(sums[line].first + a[0][line], sums[line].second + b[0][line]);
     }
   }
 
@@ -472,7 +482,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
   }
 };
 
-// The loops of one activation; those of rows and lines for one of them, and for several together.
+// The loops of one activation; those of rows and lines for one of them, for two and for several together.
 template <class T> struct Inner {
   using Any = Loops<T, Form::none, false, false>;
   decltype(&Any::forward_runs) forward_runs;
@@ -486,13 +496,15 @@ template <class T> struct Inner {
     decltype(&Any::template forward_lines<1>) forward;
     decltype(&Any::template sum_lines<1>) sum;
     decltype(&Any::template backward_lines<1>) backward;
-  } line, lines;
+  } line, pair, lines;
+  template <int K> const Lines& of_lines() const { return K == 1 ? line : K == 2 ? pair : lines; }
 
   template <Form A, bool R, bool I = false> static Inner make() {
     using L = Loops<T, A, R, I>;
     return {L::forward_runs, L::sum_runs, L::backward_runs, L::backward_masked_run,
             L::forward_rows, L::template sum_rows<1>, L::template sum_rows<kTogether>, L::backward_rows,
             {L::template forward_lines<1>, L::template sum_lines<1>, L::template backward_lines<1>},
+            {L::template forward_lines<2>, L::template sum_lines<2>, L::template backward_lines<2>},
             {L::template forward_lines<kTogether>, L::template sum_lines<kTogether>,
              L::template backward_lines<kTogether>}};
   }

@@ -25,6 +25,7 @@ struct Job {
   const void* x;
   const void* residual;  // null: none
   void* y;               // output of a forward; a backward reads it where `residual` is set: see `beside`
+  bool no_backward;      // forward: nothing is kept for a backward, and the output is what is read next
   // A byte for each example and position: whether it enters the statistics. Null: all do.
   const uint8_t* mask;
   uint8_t* odd_padding;  // set to one by a forward where the mask leaves out a value that is not finite
@@ -49,6 +50,7 @@ struct Job {
   const double* mean_g;
   const double* mean_gx;
   bool stored;    // backward: the statistics were given, no gradient flows through them
+  double others;  // backward: how many values beside those of x every statistic is made of
   bool inverted;  // backward: x holds the output, which the activation and the affine map are undone on
 
   int64_t all_channels() const { return groups * channels; }

@@ -49,15 +49,26 @@ template <class T> struct Lines {
 
   // Examples per task: many enough to share out, few enough that what tasks keep per column stays small.
   static constexpr int64_t kTaskValues = 64 * 1024, kMostTasks = 64;
-  // Several short lines share what a column needs; long ones, side by side, would drive each other out of the cache.
+  // Short lines share what a column needs; of long ones more than two would drive each other out of the cache.
   static constexpr int64_t kShortLine = 512;  // bytes
-  int64_t step = length * int64_t(sizeof(T)) < kShortLine ? kTogether : 1;
+  bool is_short = length * int64_t(sizeof(T)) < kShortLine;
+  // Past the cache, memory is written in whole lines of it, not in halves by turns.
+  bool in_pairs = !is_large<T>(job) || V::width * int64_t(sizeof(T)) >= 64;
+  // What follows from the sums of a line takes a while, which the lines after it need not wait for: each step sums a few
+  // lines, that stay in the innermost cache, and then writes them. It divides kFlush.
+  static constexpr int64_t kMostLines = 8, kStepBytes = 8 * 1024;
+  int64_t step = lines_of_a_step();
+  int64_t lines_of_a_step() const {
+    int64_t found = kMostLines;
+    while (found > 1 && found * width * int64_t(sizeof(T)) > kStepBytes) found /= 2;
+    return is_short ? std::max<int64_t>(found, kTogether) : found;
+  }
   int64_t height = std::max({int64_t(kTogether), kTaskValues / width, ceil_div(job.populations, kMostTasks)});
   int64_t tasks = ceil_div(job.populations, height);
   // f(task, first example, last example, room for what is known of their lines)
   template <class F> void by_examples(ParallelFor parallel_for, F f) const {
     run(parallel_for, tasks, [&](int64_t t) {
-      Known known(kTogether * groups);
+      Known known(step * groups);
       const int64_t end = std::min(job.populations, (t + 1) * height);
       for (int64_t p = t * height; p < end; p += step) f(t, p, std::min<int64_t>(end, p + step), known);
     });
@@ -72,21 +83,21 @@ template <class T> struct Lines {
   };
 
   bool stream(const T* out) const { return streams<V>(job, out, length); }
-  template <int K> static const typename Inner<T>::Lines& lines_of(const Inner<T>& loops) {
-    return K == 1 ? loops.line : loops.lines;
-  }
-
   int64_t at(int64_t p, int64_t g) const { return p * width + g * length; }
 
   // f<K>(first example, their coefficients) for examples [p0, p1), whose lines of group g have coefficients from k on.
   template <class F> void together(int64_t p0, int64_t p1, int64_t g, const LineCoefficients<S>* k, F f) const {
     LineCoefficients<S> own[kTogether];
     int64_t p = p0;
-    for (; p + kTogether <= p1; p += kTogether) {
-      for (int i = 0; i < kTogether; ++i) own[i] = k[(p - p0 + i) * groups + g];
-      f.template operator()<kTogether>(p, own);
-    }
-    for (; p < p1; ++p) f.template operator()<1>(p, &k[(p - p0) * groups + g]);
+    const auto some = [&]<int K>() {
+      for (; p + K <= p1; p += K) {
+        for (int i = 0; i < K; ++i) own[i] = k[(p - p0 + i) * groups + g];
+        f.template operator()<K>(p, own);
+      }
+    };
+    if (is_short) some.template operator()<kTogether>();
+    if (in_pairs) some.template operator()<2>();
+    some.template operator()<1>();
   }
 
   LineCoefficients<S> coefficients(int64_t line, double slope, double level) const {
@@ -101,25 +112,23 @@ template <class T> struct Lines {
 
   void set_moments(int64_t p0, int64_t p1, Known& known) const {
     const int64_t lines = (p1 - p0) * groups;
+    const auto add_up = [&](int64_t first, int64_t n) {
+      std::fill_n(known.sums.begin() + first, n, Pending<V>());
+      V odd;
+      sum_runs<false>(x + p0 * width + first * length, nullptr, n, length, &known.shifts[first], &known.sums[first], &odd);
+    };
+    const auto set = [&](int64_t i) {
+      return statistics.set(p0 + i / groups, i % groups, known.shifts[i], known.sums[i].total());
+    };
     for (int64_t i = 0; i < lines; ++i) known.shifts[i] = S(shift_of(job, x + p0 * width + i * length, length));
-    if (add_up(p0, p1, known)) {
-      for (int64_t i = 0; i < lines; ++i) known.shifts[i] = S(job.mean[p0 * groups + i]);
-      add_up(p0, p1, known);
+    add_up(0, lines);
+    for (int64_t i = 0; i < lines; ++i) {
+      if (!set(i)) continue;
+      known.shifts[i] = S(job.mean[p0 * groups + i]);  // of this line alone: what is beside it must not matter
+      add_up(i, 1);
+      set(i);
     }
     statistics.ready(p0 * groups, p1 * groups);
-  }
-
-  // Returns whether the moments should be taken again, about other shifts.
-  bool add_up(int64_t p0, int64_t p1, Known& known) const {
-    const int64_t lines = (p1 - p0) * groups;
-    std::fill_n(known.sums.begin(), lines, Pending<V>());
-    V odd;
-    sum_runs<false>(x + p0 * width, nullptr, lines, length, known.shifts.data(), known.sums.data(), &odd);
-    bool again = false;
-    for (int64_t i = 0; i < lines; ++i) {
-      again |= statistics.set(p0 + i / groups, i % groups, known.shifts[i], known.sums[i].total());
-    }
-    return again;
   }
 
   void apply(int64_t p0, int64_t p1, Known& known) const {
@@ -127,8 +136,8 @@ template <class T> struct Lines {
     for (int64_t g = 0; g < groups; ++g) {
       together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients<S>* own) {
         const int64_t i = at(p, g);
-        lines_of<K>(inner).forward(x + i, from(residual, i), y + i, width, length, own, parameters.at(g * length),
-                              job.activation, stream(y));
+        inner.template of_lines<K>().forward(x + i, from(residual, i), y + i, width, length, own,
+                                             parameters.at(g * length), job.activation, stream(y));
       });
     }
   }
@@ -156,10 +165,11 @@ template <class T> struct Lines {
       together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients<S>* own) {
         Pending<V> some[K];
         for (int64_t first = 0; first < length; first += kPiece) {
-          const int64_t i = at(p, g) + first;
-          lines_of<K>(inner).sum(read.at(i), width, std::min(kPiece, length - first), own,
-                                 parameters.at(g * length + first), job.activation, some, kept ? dx + i : nullptr);
           for (auto& one : some) one.flush();
+          const int64_t i = at(p, g) + first;
+          inner.template of_lines<K>().sum(read.at(i), width, std::min(kPiece, length - first), own,
+                                           parameters.at(g * length + first), job.activation, some,
+                                           kept ? dx + i : nullptr);
         }
         for (int i = 0; i < K; ++i) known.sums[(p - p0 + i) * groups + g] = some[i];
       });
@@ -178,8 +188,9 @@ template <class T> struct Lines {
                        S* dweight, S* dbias) const {
     together(p0, p1, g, k, [&]<int K>(int64_t p, const LineCoefficients<S>* own) {
       const int64_t i = at(p, g) + c0;
-      lines_of<K>(spreading).backward(summed.at(i), dx + i, from(dr, i), width, c1 - c0, own, parameters.at(g * length + c0),
-                             job.activation, !job.stored, dweight, dbias, stream(dx) && c0 % V::width == 0);
+      spreading.template of_lines<K>().backward(summed.at(i), dx + i, from(dr, i), width, c1 - c0, own,
+                                                parameters.at(g * length + c0), job.activation, !job.stored, dweight,
+                                                dbias, stream(dx) && c0 % V::width == 0);
     });
   }
 
@@ -198,7 +209,9 @@ template <class T> struct Lines {
 
   void backward(ParallelFor parallel_for) const {
     if (long_lines) return backward_by_columns(parallel_for);
-    std::vector<ColumnSums> sums(affine_gradient ? tasks : 0, ColumnSums(width));
+    std::vector<ColumnSums> sums;
+    sums.reserve(tasks);
+    for (int64_t t = 0; affine_gradient && t < tasks; ++t) sums.emplace_back(width);
     by_examples(parallel_for, [&](int64_t t, int64_t p0, int64_t p1, Known& known) {
       settle(p0, p1, known);
       S *dweight = affine_gradient ? sums[t].pending[0] : nullptr, *dbias = affine_gradient ? sums[t].pending[1] : nullptr;

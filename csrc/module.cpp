@@ -130,6 +130,14 @@ class Arguments {
     else PyErr_Format(PyExc_ValueError, "a header has %zd bytes; got %zd", size, found);
   }
   template <class T> T* pointer() { return reinterpret_cast<T*>(integer()); }
+  // Numbers, at an address or in a bytearray, whose size `fits` then checks.
+  double* numbers() {
+    PyObject* v = next();
+    if (!v || !PyByteArray_Check(v)) return v ? reinterpret_cast<double*>(PyLong_AsLongLong(v)) : nullptr;
+    room_ = PyByteArray_Size(v);
+    return reinterpret_cast<double*>(PyByteArray_AsString(v));
+  }
+  bool fits(int64_t numbers) const { return room_ < 0 || room_ == numbers * Py_ssize_t(sizeof(double)); }
   bool done() {
     if (ok() && used_ != count_) PyErr_Format(PyExc_TypeError, "needs %zd arguments; got %zd", used_, count_);
     return ok();
@@ -144,7 +152,7 @@ class Arguments {
     return values_[used_++];
   }
   PyObject* const* values_;
-  Py_ssize_t count_, used_ = 0;
+  Py_ssize_t count_, used_ = 0, room_ = -1;
 };
 
 // What every call of a kind of layer has in common, packed once by Python: nine integers and eps.
@@ -161,7 +169,7 @@ Job begin(Arguments& in) {
   job.x = in.pointer<void>();
   job.weight = in.pointer<void>();
   job.bias = in.pointer<void>();
-  job.mean = in.pointer<double>();
+  job.mean = in.numbers();
   if (!in.ok()) return job;
   for (int64_t size : {h.populations, h.examples, h.groups, h.channels, h.positions}) {
     if (size < 0) PyErr_SetString(PyExc_ValueError, "sizes must not be negative");
@@ -169,7 +177,9 @@ Job begin(Arguments& in) {
   if (h.type < 0 || h.type > int(Type::f64) || h.activation < 0 || h.activation > int(Activation::tanh)) {
     PyErr_SetString(PyExc_ValueError, "a type or activation that the core does not have");
   }
-  if (!job.mean) PyErr_SetString(PyExc_ValueError, "statistics need memory");
+  if (!job.mean || !in.fits(2 * h.populations * h.groups)) {
+    PyErr_SetString(PyExc_ValueError, "statistics need memory: a double for each mean and each variance");
+  }
   job.type = Type(h.type);
   job.activation = Activation(h.activation);
   job.channels_last = h.channels_last != 0;
@@ -232,7 +242,7 @@ Update update_from(Arguments& in) {
 // the batch is not finite, which is an error. Only what is done moves running statistics.
 enum Outcome : long { kDone = 0, kOddPadding = 1, kNonFinite = 2 };
 
-// (..., residual, y, mask, an update)
+// (..., residual, y, mask, an update, no_backward)
 PyObject* py_forward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin(in);
@@ -240,6 +250,7 @@ PyObject* py_forward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   job.y = in.pointer<void>();
   job.mask = in.pointer<uint8_t>();
   const Update update = update_from(in);
+  job.no_backward = in.integer() != 0;
   uint8_t odd_padding = 0;
   job.odd_padding = &odd_padding;
   if (!ran(in, job, kernels->forward, {job.x, job.y})) return nullptr;
@@ -251,7 +262,7 @@ template <class T> void widen(const void* from, std::vector<double>& to, int64_t
   to.insert(to.end(), static_cast<const T*>(from), static_cast<const T*>(from) + n);
 }
 
-// (header, x, weight, bias, means, residual, y, variances, whether those and the means are double)
+// (header, x, weight, bias, means, residual, y, variances, whether those and the means are double, no_backward)
 PyObject* py_evaluate(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin(in);
@@ -259,6 +270,7 @@ PyObject* py_evaluate(PyObject*, PyObject* const* args, Py_ssize_t n) {
   job.y = in.pointer<void>();
   const void* var = in.pointer<void>();
   const bool wide = in.integer() != 0;
+  job.no_backward = in.integer() != 0;
   std::vector<double> both;  // as the loops read them
   if (in.ok() && var) {
     const int64_t count = job.populations * job.groups;
@@ -282,7 +294,7 @@ Job begin_backward(Arguments& in) {
   return job;
 }
 
-// (..., beside, dy, dx, dresidual, dweight, dbias, mask, stored, inverted)
+// (..., beside, dy, dx, dresidual, dweight, dbias, mask, stored, inverted, others)
 PyObject* py_backward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin_backward(in);
@@ -293,6 +305,7 @@ PyObject* py_backward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   job.mask = in.pointer<uint8_t>();
   job.stored = in.integer() != 0;
   job.inverted = in.integer() != 0;
+  job.others = in.real();
   return finish(in, job, kernels->backward, {job.x, job.dy, job.dx});
 }
 

@@ -13,6 +13,7 @@ template <class T> struct Rows {
   static constexpr int64_t kStrip = 512;   // columns that are gone over from the first row to the last
   static constexpr int64_t kNarrow = 128;  // columns: shorter rows cost too much apart from their values, ...
   static constexpr int64_t kMany = 64;     // ... where there are more rows than this, and columns cost less
+  static constexpr int64_t kShiftRows = 4;  // of whose values the mean is what a column is summed about at first
 
   const Job& job;
   Statistics statistics{job};
@@ -45,8 +46,14 @@ template <class T> struct Rows {
   int64_t tiles = std::max<int64_t>(1, ceil_div(rows, height)) * strips;
 
   bool stream(const T* out) const { return streams<V>(job, out, width); }
+  // Whether every column is a group of its own: what is done for each of them is then done for several at once.
+  bool alike = job.channels == 1 && per_channel == 1 && repeat == 1;
   // f(i, group, channel) for n columns, of which the first begins a channel: counted, because divisions are slow.
   template <class F> void each_column(int64_t first, int64_t n, F f) const {
+    if (alike) {
+      for (int64_t i = 0; i < n; ++i) f(i, first + i, first + i);
+      return;
+    }
     int64_t c = first / per_channel, g = c / job.channels, next_group = (g + 1) * job.channels, left = per_channel;
     for (int64_t i = 0; i < n; ++i) {
       f(i, g, c);
@@ -59,14 +66,28 @@ template <class T> struct Rows {
   }
   // What a group is summed about at first: the mean of the first values of its first column that enter the sums.
   double shift(int64_t p, int64_t g) const {
-    constexpr int64_t few = 4;
-    T values[few];
+    T values[kShiftRows];
     int64_t found = 0;
-    for (int64_t row = 0; row < population / columns && found < few; ++row) {
+    for (int64_t row = 0; row < population / columns && found < kShiftRows; ++row) {
       if (!counted(p, row)) continue;
       values[found++] = x[p * population + row * columns + g * job.channels * per_channel];
     }
     return found ? shift_of(job, values, found) : 0.0;
+  }
+  // The same of many columns.
+  std::vector<double> mean_of_first_rows(int64_t p, int64_t first, std::vector<double> out) const {
+    if (!job.centred) return out;
+    const int64_t few = std::min<int64_t>(kShiftRows, rows), n = int64_t(out.size());
+    double* sums = out.data();
+    for (int64_t row = 0; row < few; ++row) {
+      const T* values = x + at(p, row, first);
+      for (int64_t i = 0; i < n; ++i) sums[i] += double(widen(values[i]));
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const double mean = double(S(sums[i] / double(few)));
+      sums[i] = std::isfinite(mean) ? mean : 0.0;
+    }
+    return out;
   }
   // Whether a row, which is one position of all channels where there is a mask, enters the statistics.
   bool counted(int64_t p, int64_t row) const { return !job.mask || job.mask[p * (population / columns) + row]; }
@@ -174,6 +195,7 @@ template <class T> struct Rows {
   }
   std::vector<double> first_shifts(int64_t p, int64_t g0, int64_t g1) const {
     std::vector<double> out(g1 - g0);
+    if (alike && !job.mask) return mean_of_first_rows(p, g0, std::move(out));
     for (int64_t g = g0; g < g1; ++g) out[g - g0] = shift(p, g);
     return out;
   }

@@ -9,7 +9,7 @@ namespace normkit {
 namespace NK_NAMESPACE {
 
 constexpr int64_t kTaskBytes = 512 * 1024;         // what a task may touch and still find in cache the second time
-constexpr int64_t kStreamBytes = 8 * 1024 * 1024;  // from this size on, an output is not worth a place in cache
+constexpr int64_t kStreamBytes = 4 * 1024 * 1024;  // from this size on, an output is not worth a place in cache
 constexpr int64_t kEnoughTasks = 16;               // to share out among threads, whatever their number
 
 template <class F> void run(ParallelFor parallel_for, int64_t tasks, F f) {
@@ -22,7 +22,15 @@ template <class F> void run(ParallelFor parallel_for, int64_t tasks, F f) {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-template <class T> bool is_large(const Job& job) { return job.size() * int64_t(sizeof(T)) >= kStreamBytes; }
+// Not in half precision: a vector of it is half a line of memory or less, and to write less than a line at once past the
+// cache takes several times as long.
+// Nor of medium size where a smooth activation leaves memory time enough, or where the output is read next, and is found in
+// the cache.
+template <class T> bool is_large(const Job& job) {
+  const int64_t least = job.no_backward ? 4 * kStreamBytes
+                        : job.activation >= Activation::silu ? 2 * kStreamBytes : kStreamBytes;
+  return sizeof(T) >= sizeof(float) && job.size() * int64_t(sizeof(T)) >= least;
+}
 // Whether an output is written past the cache whose rows of n values begin side by side.
 template <class V, class T> bool streams(const Job& job, const T* out, int64_t n) {
   return is_large<T>(job) && reinterpret_cast<uintptr_t>(out) % 64 == 0 && n % V::width == 0;
@@ -156,7 +164,7 @@ struct Statistics {
   std::vector<double> counts() const {
     std::vector<double> out;
     const int64_t different = job.mask ? job.populations : 1;
-    for (int64_t p = 0; p < different; ++p) out.push_back(1.0 / std::max(1.0, job.counted(p)));
+    for (int64_t p = 0; p < different; ++p) out.push_back(1.0 / std::max(1.0, job.counted(p) + job.others));
     return out;
   }
 };

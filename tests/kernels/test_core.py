@@ -1,13 +1,15 @@
-"""The C++ core's instruction set: the machine's best, or the one that the environment names."""
+"""The C++ core: its instruction set, the machine's best or the one that the environment names, and what it refuses."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
 import normkit as nk
-from normkit.kernels import core
+from normkit.kernels import core, native, plans
+from normkit.kernels.reference import Recipe
 from support import instruction_sets
 
 needs_core = pytest.mark.skipif(core.WHY_NOT is not None, reason=str(core.WHY_NOT))
@@ -47,3 +49,17 @@ def test_without_a_core_there_is_no_instruction_set_to_choose(monkeypatch):
     monkeypatch.setattr(core, "WHY_NOT", "it was not built")
     with pytest.raises(nk.BackendError, match="it was not built"):
         core.use_instruction_set("baseline")
+
+
+@needs_core
+@pytest.mark.parametrize("spare", [-8, 8])
+def test_memory_of_another_size_than_that_of_the_statistics_is_refused(spare):
+    x = torch.randn(4, 3, 5)
+    plan = plans.plan(x, Recipe((0, 2), 1e-5))
+    assert plan.moments(bytearray(3 * 16)).mean.shape == (3,)
+    with pytest.raises(ValueError, match="a double for each mean and each variance"):
+        core.loops.moments(*plan.arguments(x, None, None, bytearray(3 * 16 + spare)), 0)
+    y = torch.empty_like(x)
+    memory, outcome = native.forward(x, None, None, None, y, plan)
+    assert (len(memory), outcome) == (3 * 16, native.DONE)
+    torch.testing.assert_close(plan.moments(memory).mean, x.double().mean((0, 2)))

@@ -131,14 +131,15 @@ def test_every_instruction_set(name, isa):
 def test_second_derivatives_are_those_of_the_reference(name):
     build = LAYERS[name] if name in LAYERS else GATED[name]
     layer = randomize_(build())
-    x, dy, direction = torch.randn(3, 6, C, 3, 3)
+    before, x, dy, direction = torch.randn(4, 6, C, 3, 3)
     found = []
     for backend, dtype in (("native", torch.float32), ("reference", torch.float64)):
         twin, own = copy.deepcopy(layer).to(dtype), x.to(dtype).requires_grad_()
         with select.backend(backend):
+            twin(before.to(dtype))  # so that windows have something in them
             (dx,) = torch.autograd.grad(twin(own), own, dy.to(dtype), create_graph=True)
             found.append(torch.autograd.grad((dx * direction.to(dtype)).sum(), own)[0])
-    torch.testing.assert_close(found[0].double(), found[1], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found[0].double(), found[1], rtol=1e-4, atol=2e-5)
 
 
 def test_a_statistic_that_is_not_a_number_stays_where_it_is():

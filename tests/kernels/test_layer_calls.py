@@ -1,6 +1,7 @@
 """Calls of layers without options: which go straight to torch's operator, and that they compute the same."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -42,9 +43,11 @@ def test_small_tensors_go_straight_to_torchs_operator(ours, theirs, shape, train
     ys = [layer(xs[0]), twin(xs[1])]
     for y in ys:
         y.backward(dy)
-    is_batch_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    if (is_batch_norm and not training) or isinstance(layer, nn.LayerNorm):
-        return  # the loops evaluate small ones as fast, and keep parameters' gradients
+    if isinstance(layer, nn.LayerNorm):  # the loops keep parameters' gradients
+        assert counted.calls > 0
+        torch.testing.assert_close(*ys)
+        torch.testing.assert_close(xs[0].grad, xs[1].grad, rtol=1e-5, atol=1e-6)
+        return
     assert counted.calls == 0
     assert torch.equal(*ys)
     assert torch.equal(xs[0].grad, xs[1].grad)
@@ -97,6 +100,11 @@ def test_small_tensors_under_autocast_and_in_a_repeated_forward(all_small):
         (nk.RMSNorm(64), torch.randn(32, 64)),
         (nk.GroupNorm(8, 64), torch.randn(32, 64, 8, 8).to(memory_format=torch.channels_last)),
         (nk.GroupNorm(8, 64), torch.randn(300, 64)),
+        (nk.BatchNorm2d(64), torch.randn(4, 64, 9, 9)),
+        (nk.BatchNorm2d(64), torch.randn(16, 64, 2, 2)),
+        (nk.BatchNorm2d(64, activation="relu"), torch.randn(4, 64, 4, 4)),
+        (nk.BatchNorm2d(64), torch.randn(4, 64, 1, 1)),
+        (nk.BatchNorm2d(64).eval(), torch.randn(16, 64, 2, 2)),
         (nk.InstanceNorm2d(64), torch.randn(4, 64, 8, 8)),
         (nk.LayerNorm(600), torch.randn(600, 32).t()),
         (nk.LayerNorm(64).bfloat16(), torch.randn(32, 64).bfloat16()),
@@ -109,12 +117,51 @@ def test_the_loops_keep_what_they_do_faster(layer, x, as_shipped, counted):
     assert counted.calls > 0
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nk.InstanceNorm2d(8), (4, 8, 3, 3)),
+        (nk.GroupNorm(8, 8), (4, 8, 3, 3)),
+        (nk.GroupNorm(2, 8), (4, 8, 3, 3)),
+        (nk.BatchNorm2d(8), (4, 8, 3, 3)),
+        (nk.BatchNorm3d(8), (4, 8, 3, 3, 3)),
+    ],
+)
+def test_small_channels_last_stays_so(layer, shape, as_shipped):
+    memory_format = {4: torch.channels_last, 5: torch.channels_last_3d}[len(shape)]
+    x = torch.randn(shape).contiguous(memory_format=memory_format)
+    assert layer(x).is_contiguous(memory_format=memory_format)
+
+
+def test_a_checkpointed_layer_norm_is_the_plain_one(as_shipped):
+    """Reentrant checkpointing runs forward without a gradient, and again with one: both must be the same call."""
+    found = []
+    for run in (lambda layer, x: layer(x), lambda layer, x: checkpoint(layer, x, use_reentrant=True)):
+        torch.manual_seed(0)
+        layer, x = randomize_(nk.LayerNorm(6)), torch.randn(8, 6, requires_grad=True)
+        y = run(layer, x)
+        y.square().sum().backward()
+        found.append((y.detach(), x.grad, layer.weight.grad))
+    for plain, checkpointed in zip(*found, strict=True):
+        assert torch.equal(plain, checkpointed)
+
+
+def test_a_traced_small_call_asks_nothing_of_its_sizes(as_shipped):
+    layer, shape = nk.LayerNorm(8).eval(), (4, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        torch.jit.trace(layer, torch.randn(shape), check_trace=False)
+
+
 @needs_core
 @pytest.mark.parametrize(
     ("build", "shape"),
     [
         (lambda: nk.BatchNorm1d(64), (300, 64)),
         (lambda: nk.BatchNorm1d(64), (30, 64, 7)),
+        (lambda: nk.BatchNorm2d(64), (4, 64, 4, 4)),
+        (lambda: nk.BatchNorm2d(64).eval(), (4, 64, 4, 4)),
+        (lambda: nk.BatchNorm2d(64).eval(), (1, 64, 1, 1)),
         (lambda: nk.BatchNorm2d(8, activation="relu"), (16, 8, 15, 17)),
         (lambda: nk.GroupNorm(8, 64), (33, 64, 5, 5)),
         (lambda: nk.GroupNorm(8, 64, activation="silu"), (33, 64, 21, 20)),
@@ -146,10 +193,15 @@ def test_bits_do_not_depend_on_the_number_of_threads(build, shape, as_shipped):
 @pytest.mark.parametrize(
     ("layer", "x"),
     [
-        (nk.BatchNorm1d(64), torch.randn(32, 64, 2)),
+        (nk.BatchNorm1d(64), torch.randn(2, 64, 9)),
+        (nk.BatchNorm2d(64), torch.randn(4, 64, 4, 4)),
+        (nk.BatchNorm2d(64, activation="relu"), torch.randn(1, 64, 5, 5)),
+        (nk.BatchNorm2d(64).eval(), torch.randn(1, 64, 7, 7)),
         (nk.GroupNorm(8, 64), torch.randn(32, 64, 8, 8)),
+        (nk.LayerNorm(64).eval().requires_grad_(False), torch.randn(64, 64).t()),
         (nk.LayerNorm(768).requires_grad_(False), torch.randn(1024, 768)),
         (nk.LayerNorm(256).requires_grad_(False), torch.randn(5000, 256)),
+        (nk.LayerNorm(256, elementwise_affine=False), torch.randn(5000, 256)),
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else str(tuple(v.shape)),
 )

@@ -1,5 +1,6 @@
 """The C++ loops agree with the reference on any shape, layout and type, and say so when they cannot run."""
 
+import copy
 import struct
 
 import pytest
@@ -13,6 +14,7 @@ from normkit.kernels.reference import Recipe
 from support.bounds import Bound, Step, bounds_of
 from support.case import randomize_
 from support.instruction_sets import runnable, using
+from support.rounding import FAR, LANES
 
 _core = pytest.importorskip("normkit._core", reason="normkit was built without its C++ core")
 
@@ -365,3 +367,57 @@ def header(type=0, activation=0, examples=1):
 def test_the_core_checks_at_its_door(arguments, words):
     with pytest.raises((TypeError, ValueError), match=words):
         _core.moments(*arguments)
+
+
+@pytest.mark.parametrize("values", [64, 384, 1100])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_line_does_not_depend_on_those_beside_it(values, dtype, instruction_set):
+    """Also beside one whose first values are so far from the rest that it must be summed again, or not finite."""
+    x = torch.randn(11, values).to(dtype)
+    x[4, :16] += 1000
+    x[7, -1] = torch.inf
+    layer = randomize_(nk.LayerNorm(values))
+    with select.backend("native"):
+        together, alone = layer(x), torch.cat([layer(row[None]) for row in x])
+    assert torch.equal(together.nan_to_num(), alone.nan_to_num())
+    exact = layer.double()(x.double())
+    torch.testing.assert_close(
+        together[4].double(), exact[4], rtol=0, atol=10 * torch.finfo(dtype).eps * exact[4].abs().max().item()
+    )
+
+
+def test_a_first_value_far_from_all_others_costs_few_digits(instruction_set):
+    """Values are summed about the mean of the first few, which lies almost as far off here as it may."""
+    x = torch.randn(2, 5, 8, 9, 9) * 0.01
+    x[:, 0, 0, 0, 0] = 1
+    with select.backend("native"):
+        y = nk.functional.group_norm(x, 1, eps=1e-12)
+    exact = torch.nn.functional.group_norm(x.double(), 1, eps=1e-12)
+    allowed = LANES * (1 + FAR + exact.abs())
+    assert ((y - exact).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("layer", [nk.GroupNorm(4, 8), nk.LayerNorm([8, 6, 5]), nk.RMSNorm([5]), nk.BatchNorm2d(8)])
+@pytest.mark.parametrize("examples", [3, 6000])
+def test_without_a_gradient_the_bits_are_the_same(layer, examples, instruction_set):
+    """Small or large, where the output is written past the cache only if a backward follows."""
+    x = torch.randn(examples, 8, 6, 5)
+    with select.backend("native"):
+        first, second = randomize_(layer), copy.deepcopy(layer)
+        with torch.no_grad():
+            plain = first(x)
+        with_gradient = second(x.requires_grad_())
+    assert torch.equal(plain, with_gradient)
+    assert not plain.requires_grad
+    assert with_gradient.requires_grad
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("is_stored", [False, True], ids=["own", "stored"])
+def test_evaluated_with_a_gradient_or_without(is_stored, instruction_set):
+    layer, x = randomize_(nk.BatchNorm2d(8, track_running_stats=is_stored)).eval(), torch.randn(6000, 8, 6, 5)
+    with select.backend("native"):
+        with torch.no_grad():
+            plain = layer(x)
+        assert torch.equal(plain, layer(x.requires_grad_()))

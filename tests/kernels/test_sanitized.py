@@ -94,6 +94,7 @@ def sanitized():
         "LD_PRELOAD": runtimes,
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own would be all that is found
         "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PYTHONMALLOC": "malloc",  # statistics lie in a bytearray, and Python's own pool would hide what is beside it
         "OMP_WAIT_POLICY": "passive",  # threads that spin while others run tests make both slow
         "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
     }

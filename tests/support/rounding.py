@@ -14,6 +14,7 @@ from support.problems import Problem
 DOUBLE = 1e-13  # what sums of a few thousand doubles lose at most, relative to their terms
 FLOAT = 4 * 2.0**-24  # what four roundings to float lose
 LANES = 16 * 2.0**-24  # what a formula in float lanes loses, relative to its largest term: sixteen roundings at most
+FAR = 4.0  # standard deviations from the mean, at most, of what values are summed about
 
 
 def neighbours(t: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,6 +78,8 @@ def slack_of(p: Problem) -> dict[str, Tensor]:
     lanes = DOUBLE if p.tensors["x"].dtype is torch.float64 else LANES
     relative = lanes + DOUBLE * size * inverse_std  # a mean is as exact as its values are large
     e_xhat = relative * (1 + xhat.abs())
+    if p.own_statistics and centred:
+        e_xhat = e_xhat + lanes * xhat.abs().amax(over, keepdim=True).clamp(max=FAR)
     z = xhat * weight + bias + residual
     e_z = weight.abs() * e_xhat + lanes * ((xhat * weight).abs() + bias.abs() + residual.abs())
     dz, e_dz = _behind_activation(p, dy, z, e_z, lanes)
@@ -119,11 +122,12 @@ def _slack_of_stored(p: Problem, x: Tensor, mean: Tensor, size: Tensor) -> dict[
         return {}
     old_mean, old_var = (p.tensors[name].double().abs() for name in ("mean", "var"))
     spread = (x - mean).abs().amax(_over(p), keepdim=True)
-    lanes = DOUBLE if p.tensors["x"].dtype is torch.float64 else LANES
+    is_double = p.tensors["x"].dtype is torch.float64
+    lanes, lost = (DOUBLE if is_double else LANES), torch.finfo(torch.float64 if is_double else torch.float32).tiny
     new = [t.amax(0).reshape(p.own) for t in (size, spread, spread.square() + size.square() * DOUBLE)]
     return {
         "mean": DOUBLE * (old_mean + new[0]) + lanes * new[1],
-        "var": 4 * DOUBLE * old_var + 4 * lanes * new[2],
+        "var": 4 * DOUBLE * old_var + 4 * lanes * new[2] + lost,  # a square may be too small for a lane
     }
 
 

@@ -1,16 +1,18 @@
-"""Time several contestants side by side: in one run, round by round, in rotating order."""
+"""Time several contestants side by side: in one run, round by round, in an order drawn anew for each."""
 
 from __future__ import annotations
 
 import gc
 import math
+import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 Step = Callable[[], object]
 
-SAMPLE_SECONDS = 5e-3  # a step that takes less is repeated until its sample is this long: a clock is not exact
+SAMPLE_SECONDS = 10e-3  # a step that takes less is repeated until its sample is this long: a clock is not exact
+WARM_SECONDS = 5e-3  # a turn begins with untimed calls that take this long: the first few are slower than all others
 LONG_SECONDS = 0.25  # a step that takes more goes through far more memory than the caches hold
 
 
@@ -32,22 +34,23 @@ def prepare(builders: Mapping[str, Callable[[], Step]]) -> tuple[dict[str, Step]
 def interleave(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
     """Return the seconds of one call of every step, for each round."""
     # The second call of each is warm as well; its time decides how many calls make a sample.
-    first = {name: sample(step, 1) for name, step in steps.items()}
-    repeats = {name: math.ceil(SAMPLE_SECONDS / once) for name, once in first.items()}
+    once = {name: sample(step, 1) for name, step in steps.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     with _no_garbage_collection():
         for turn in range(rounds):
-            for name in rotated(list(steps), turn):
-                if first[name] < LONG_SECONDS:
-                    steps[name]()  # the caches hold what the contestant before left in them
-                seconds[name].append(sample(steps[name], repeats[name]))
+            for name in shuffled(steps, turn):
+                if once[name] < LONG_SECONDS:
+                    # The caches hold what the contestant before left in them, and malloc its blocks.
+                    sample(steps[name], math.ceil(WARM_SECONDS / once[name]))
+                seconds[name].append(sample(steps[name], math.ceil(SAMPLE_SECONDS / once[name])))
     return seconds
 
 
-def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """Return the names in order, starting with another one each turn."""
-    start = turn % len(names) if names else 0
-    return [*names[start:], *names[:start]]
+def shuffled(names: Iterable[str], turn: int) -> list[str]:
+    """Return the names in another order each turn, the same in every run: none always comes after the same other."""
+    order = list(names)
+    random.Random(turn).shuffle(order)
+    return order
 
 
 def sample(step: Step, repeats: int) -> float:

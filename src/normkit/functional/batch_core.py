@@ -202,9 +202,8 @@ def normalize_among(x: Tensor, others: Moments, terms: Terms) -> tuple[Tensor, M
         y = normalize_nothing(x, recipe, terms.weight, terms.bias, terms.residual)
         return y, own, others.merge(own)
     checks.enough_values(reference.count_values(x, recipe.over, terms.mask), x, terms.who)
-    y, own, merged = select.normalize_mixed(
-        x, recipe, others.merge, weight=terms.weight, bias=terms.bias, residual=terms.residual, mask=terms.mask
-    )
+    weight, bias, residual, mask = terms.weight, terms.bias, terms.residual, terms.mask
+    y, own, merged = select.normalize_among(x, recipe, others, weight=weight, bias=bias, residual=residual, mask=mask)
     return y, _finite_if_asked(own, terms), merged
 
 

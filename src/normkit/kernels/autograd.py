@@ -31,7 +31,9 @@ class Call(NamedTuple):
 
     plan: Plan
     update: Update = NO_UPDATE  # of running statistics
-    stored: tuple[Tensor, Tensor] | None = None  # means and variances to normalize with, in place of the input's own
+    stored: tuple[Tensor, Tensor] | None = None  # means and variances to normalize with
+    others: int | None = None  # so many values beside those of x gave what is stored; None: x did not
+    again: Any = None  # an `Again` of the output, where it depends on more than the tensors of the call
     mask: Tensor | None = None
     kept: list[Any] | None = None  # to append means and variances to, and the outcome
 
@@ -44,19 +46,20 @@ class Normalize(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, call: Call
     ) -> Tensor:
         """Return the output."""
-        plan, update, stored, mask, kept = call
+        plan, update, stored, others, again, mask, kept = call
         given = x
         if plan.copy is not None:
             x = plan.dense(given)
         beside = None if residual is None else like(residual, x)
-        ctx.plan, ctx.is_stored, ctx.mask = plan, stored is not None, mask
+        ctx.plan, ctx.is_stored, ctx.mask = plan, stored is not None and others is None, mask
+        ctx.others, ctx.again = others or 0, again
         # Statistics are neither inputs nor outputs of the function: autograd need not follow them.
         outcome = DONE
         if stored is None:
             y = torch.empty_like(x)
             ctx.both, outcome = forward(x, weight, bias, beside, y, plan, update, mask)
         else:
-            y = evaluate(x, weight, bias, beside, *stored, plan)
+            y = evaluate(x, weight, bias, beside, *stored, plan, no_backward=False)
             ctx.both = torch.stack(stored).double()
         if kept is not None:
             kept += ctx.both, outcome
@@ -74,10 +77,10 @@ class Normalize(torch.autograd.Function):
         wants, stored = ctx.needs_input_grad, ctx.is_stored
         if not torch.is_grad_enabled():
             tensors = (x, weight, bias, beside, ctx.both)
-            return (*backward(ctx.plan, wants, grads[0], *tensors, stored, False, ctx.mask), None)
+            return (*backward(ctx.plan, wants, grads[0], *tensors, stored, False, ctx.mask, ctx.others), None)
         # To be differentiated again, it must be made of operators.
-        if stored:
-            again = _stored_again(ctx.plan, ctx.both)
+        again = _stored_again(ctx.plan, ctx.both) if stored else ctx.again
+        if again is not None:
             return (*gradients_of(again, wants, grads[0], x, weight, bias, residual), None)
         return (*_gradients(ctx.plan, wants, grads[0], x, weight, bias, residual, ctx.mask), None)
 
@@ -133,6 +136,29 @@ def _stored_again(plan: Plan, both: Tensor) -> Again:
     return again
 
 
+class NormalizeAlone(torch.autograd.Function):
+    """As `Normalize`, of tensors that need no copy, with nothing beside them: where Python takes most of the time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan, update: Update) -> Tensor:
+        """Return the output."""
+        y = torch.empty_like(x)
+        ctx.plan, (ctx.both, _) = plan, forward(x, weight, bias, None, y, plan, update)
+        ctx.save_for_backward(x, weight, bias)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        """Gradients of x, weight and bias."""
+        x, weight, bias = ctx.saved_tensors
+        wants = ctx.needs_input_grad  # not of a plan, which comes where a residual would
+        if torch.is_grad_enabled():  # as in `Normalize`
+            found = _gradients(ctx.plan, wants, grads[0], x, weight, bias, None, None)
+        else:
+            found = backward(ctx.plan, wants, grads[0], x, weight, bias, None, ctx.both, False, False)
+        return (*found[:3], None, None)
+
+
 class NormalizeInPlace(torch.autograd.Function):
     """As `Normalize`, into the input's own memory: the output is all that is kept, and the backward works out the rest.
 
@@ -171,10 +197,17 @@ class NormalizeInPlace(torch.autograd.Function):
 
 # Function.apply without its checks for torch.func, which a plan has already made.
 apply = super(torch.autograd.Function, Normalize).apply
+_apply_alone = super(torch.autograd.Function, NormalizeAlone).apply
 
 
 def call(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan, update: Update = NO_UPDATE) -> Tensor:
     """Return the output alone, of a call on the fast path."""
+    if plan.copy is None and torch.is_grad_enabled():
+        return cast(Tensor, _apply_alone(x, weight, bias, plan, update))
+    if plan.copy is None:
+        y = torch.empty_like(x)
+        forward(x, weight, bias, None, y, plan, update, no_backward=True)
+        return y
     return cast(Tensor, apply(x, weight, bias, None, Call(plan, update)))
 
 
@@ -187,7 +220,7 @@ def normalize(
     inplace: bool = False,
     update: Update = NO_UPDATE,
     mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor, int]:
+) -> tuple[Tensor, bytearray, int]:
     """Return what `reference.normalize` does, means and variances for `plan.moments`, and the outcome.
 
     In place, the result is in the memory of x, if that can be worked out again from the result.
@@ -204,6 +237,21 @@ def normalize(
         x = torch.where(mask | x.isfinite(), x, 0)
         return normalize(x, weight, bias, residual, plan, inplace, update, mask)
     return y, both, outcome
+
+
+def normalize_known(
+    x: Tensor,
+    known: Moments,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    plan: Plan,
+    others: int = 0,
+    again: Again | None = None,
+) -> Tensor:
+    """As `normalize`, with known moments: those of x and of so many other values, through which no gradient flows."""
+    call = Call(plan, stored=(known.mean, known.var), others=others, again=again)
+    return cast(Tensor, apply(x, weight, bias, residual, call))
 
 
 def normalize_stored(

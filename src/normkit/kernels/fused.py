@@ -175,8 +175,8 @@ def normalize_and_update_(
         return None
     if not (mean.is_contiguous() and var.is_contiguous()):
         return None
-    numbers = [t for t in (momentum, count) if isinstance(t, Tensor)]
-    if any(t.is_meta for t in numbers) or (numbers and torch.compiler.is_compiling()):
+    number = count if momentum is None else momentum
+    if isinstance(number, Tensor) and (number.is_meta or torch.compiler.is_compiling()):
         return None
     # None: a plain average over the batches counted.
     momentum = 1 / (int(count) + 1) if momentum is None else float(momentum)

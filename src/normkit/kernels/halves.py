@@ -72,7 +72,7 @@ class InHalves(torch.autograd.Function):
         dense = plan.dense(x)
         used = seam.statistics(dense, parameters)
         beside = None if residual is None else native.like(residual, dense)
-        y = native.evaluate(dense, weight, bias, beside, used.mean, used.var, plan)
+        y = native.evaluate(dense, weight, bias, beside, used.mean, used.var, plan, no_backward=False)
         if plan.recipe.activation is None:
             residual = beside = None  # whatever its value, its gradient is dy
         elif native.is_output_kept(plan.recipe.activation):

@@ -1,12 +1,13 @@
 """Calls of layers without options: with a small tensor, deciding what to do takes most of the time.
 
 None leaves a call, and any error in it, to the general way (`select`). The callers know that x is a plain tensor and
-that nothing is being compiled.
+that nothing is being compiled, recorded or watched (`is_plain`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -15,17 +16,38 @@ from torch import Tensor
 from normkit.kernels import autograd, core, native, plans, straight
 from normkit.kernels.plans import Plan
 from normkit.kernels.select import requested_eagerly
-from normkit.tracing import is_ordinary, is_recomputing
+from normkit.tracing import is_recomputing
 
-SMALL = {"batch": 1 << 15, "maps": 1 << 12, "groups": 1 << 20, "groups, cut off": 1 << 18, "last": 1 << 20}
-"""Below this many values torch's operator is the faster on CPUs, in float32: its call is shorter, and on contiguous
-memory its loops for layers and groups are good. Measured by benchmarks/bench_crossover.py, with AVX2."""
+SMALL = {
+    "channel": 64,  # of a channel, in so few examples:
+    "examples": 4,
+    "instances": 1 << 12,
+    "groups": 1 << 20,
+    "groups, cut off": 1 << 18,  # by ReLU, which costs our loops nothing
+    "last": 1 << 20,
+    "line": 512,  # of the values that share statistics, whatever their number in all
+}
+"""Up to this many values torch's operator is the faster on CPUs, in float32 on contiguous memory: its call is shorter,
+and its loops for layers and groups are good. Measured by benchmarks/bench_crossover.py."""
 
 
-def _goes_straight(x: Tensor, small: int) -> bool:
+def _goes_straight(x: Tensor, is_small: bool = False) -> bool:
     """Whether a layer's call goes to torch's operator without further questions: small ones, and off CPUs all."""
     asked = requested_eagerly()
-    return asked == "torch" or (asked == "auto" and (x.numel() < small or not x.is_cpu or core.WHY_NOT is not None))
+    return asked == "torch" or (asked == "auto" and (is_small or not x.is_cpu or core.WHY_NOT is not None))
+
+
+def _has_few_values(x: Tensor, activation: str | None) -> bool:
+    """Whether a batch has so few values of each channel that what our loops do once per channel takes most of the time.
+
+    Not where channels lie side by side: torch sums them in an order that depends on its threads. Ours does not, and has
+    them. An activation costs our loops next to nothing.
+    """
+    shape = x.shape
+    if len(shape) < 3 or shape[0] > SMALL["examples"]:
+        return False
+    most = SMALL["channel"] if activation is None else SMALL["channel"] // 2
+    return x.numel() <= most * shape[1] and x.is_contiguous() and x.stride()[1] != 1
 
 
 def layer_norm(
@@ -35,28 +57,28 @@ def layer_norm(
     normalized: tuple[int, ...],
     eps: float,
     activation: str | None,
+    training: bool,
 ) -> Tensor | None:
     """A layer norm's call.
 
-    Torch sums the parameters' gradients in an order that depends on its threads; ours does not, and has them.
+    Torch sums the parameters' gradients in an order that depends on its threads; ours does not, and has them. A forward
+    without a gradient in training is one of ours, too: activation checkpointing will repeat it with one.
     """
-    is_trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
-    if _goes_straight(x, SMALL["last"] if x.is_contiguous() and not is_trained else 0):
+    is_trained = (training or torch.is_grad_enabled()) and (
+        (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
+    )
+    is_small = not is_trained and (x.numel() < SMALL["last"] or prod(normalized) < SMALL["line"])
+    if _goes_straight(x, is_small):
         y = straight.layer_norm_call(x, weight, bias, normalized, eps, activation)
         if y is not None:
             return y
     plan = _plan_of_layer(plans.of_last, x, weight, bias, normalized, eps, activation)
-    is_short = plan is not None and plan.is_of_short_lines and plan.copy is None
-    if is_short and not is_trained and SMALL["last"] and requested_eagerly() == "auto":
-        y = straight.layer_norm_call(x, weight, bias, normalized, eps, activation)
-        if y is not None:
-            return y
     return None if plan is None else autograd.call(x, weight, bias, plan)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, *terms: Any) -> Tensor | None:
     """A root mean square norm's call: on CPUs torch makes it of several operators, so that the loops always win."""
-    if _goes_straight(x, 0):
+    if _goes_straight(x):
         return straight.rms_norm_call(x, weight, *terms)
     plan = _plan_of_layer(plans.of_last_squares, x, weight, None, *terms)
     return None if plan is None else autograd.call(x, weight, None, plan)
@@ -65,10 +87,10 @@ def rms_norm(x: Tensor, weight: Tensor | None, *terms: Any) -> Tensor | None:
 def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any) -> Tensor | None:
     """A group norm's call, or an instance norm's, whose groups are single channels."""
     groups, channels, _, activation = terms
-    kind = "maps"
-    if groups < channels and x.dim() > 2 and x.is_contiguous():
+    kind = "instances"
+    if groups < channels and x.dim() > 2:
         kind = "groups, cut off" if activation in ("relu", "leaky_relu") else "groups"
-    if _goes_straight(x, SMALL[kind]):
+    if _goes_straight(x, x.numel() < SMALL[kind] and x.is_contiguous()):
         y = straight.group_norm_call(x, weight, bias, *terms)
         if y is not None:
             return y
@@ -86,14 +108,8 @@ def batch_norm_step_(
     momentum: float,
     *terms: Any,
 ) -> Tensor | None:
-    """A batch norm's step of training, as `normalize_and_update_`.
-
-    Torch sums channels that lie side by side in an order that depends on its threads; ours does not, and has them.
-    """
-    is_quick = terms[-1] is None and x.stride()[1:2] != (1,)
-    if _goes_straight(x, SMALL["batch"] if is_quick else 0):
-        if not is_ordinary():  # a transform does not let the operator write to buffers of which it knows nothing
-            return None
+    """A batch norm's step of training, as `normalize_and_update_`."""
+    if _goes_straight(x, _has_few_values(x, terms[-1])):
         if is_recomputing():  # autograd demands the same operator on the same tensors; but a batch counts once
             mean, var, count = mean.clone(), var.clone(), count.clone()
         return straight.batch_norm_step_(x, weight, bias, mean, var, count, momentum, *terms)
@@ -110,9 +126,7 @@ def batch_norm_evaluated(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, *terms: Any
 ) -> Tensor | None:
     """A batch norm's evaluation: in the loops without a gradient, in torch's operator also with one."""
-    if _goes_straight(x, 0):
-        if not is_ordinary():  # the operator drops the gradient of statistics
-            return None
+    if _goes_straight(x, _has_few_values(x, terms[-1])):
         return straight.batch_norm_evaluated(x, weight, bias, mean, var, *terms)
     if torch.is_grad_enabled() or not native.is_plain_memory(mean, var):
         return None
@@ -127,7 +141,7 @@ def batch_norm_evaluated(
 def _plan_of_layer(
     plan_of: Callable[..., Plan | None], x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any
 ) -> Plan | None:
-    if requested_eagerly() in ("reference", "torch") or core.WHY_NOT is not None or not x.is_cpu or not is_ordinary():
+    if requested_eagerly() in ("reference", "torch") or core.WHY_NOT is not None or not x.is_cpu:
         return None
     weight_shape, bias_shape = None if weight is None else weight.shape, None if bias is None else bias.shape
     return plan_of(x.dtype, x.shape, x.stride(), weight_shape, bias_shape, *terms)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normkit.kernels import halves, native, reference
+from normkit.kernels import autograd, halves, native, reference
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
@@ -40,12 +40,28 @@ def by_loops(
     plan: Plan,
     mix: Mix,
     parameters: Sequence[Tensor] = (),
-    own: Moments | None = None,
 ) -> Mixed:
-    """Run the loops; padding must be finite. The moments of x need not be taken again, where they are known."""
-    seam = _Seam(plan, mix, mask, own)
+    """Run the loops; padding must be finite."""
+    seam = _Seam(plan, mix, mask)
     y = halves.normalize(x, weight, bias, residual, plan, seam, mask, parameters)
     return Mixed.of(y, seam.own, seam.used)
+
+
+def merged_by_loops(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, plan: Plan, others: Moments
+) -> Mixed:
+    """As `by_loops`, where the mix is a merge with the moments of a known number of others: all is as if x had them."""
+    assert isinstance(others.count, int)
+
+    def again(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, *parameters: Tensor
+    ) -> Tensor:
+        return by_reference(x, weight, bias, residual, None, plan.recipe, others.merge, parameters).y
+
+    own = native.moments(x.detach(), plan)
+    merged = others.merge(own)
+    y = autograd.normalize_known(x, merged, weight, bias, residual, plan, others.count, again)
+    return Mixed(y, own, merged)
 
 
 def by_reference(
@@ -74,11 +90,11 @@ class _Seam:
     own: Moments
     used: Moments
 
-    def __init__(self, plan: Plan, mix: Mix, mask: Tensor | None, own: Moments | None) -> None:
-        self._plan, self._mix, self._mask, self._known = plan, mix, mask, own
+    def __init__(self, plan: Plan, mix: Mix, mask: Tensor | None) -> None:
+        self._plan, self._mix, self._mask = plan, mix, mask
 
     def statistics(self, x: Tensor, parameters: Sequence[Tensor]) -> Moments:
-        self.own = self._known or native.moments(x, self._plan, self._mask)
+        self.own = native.moments(x, self._plan, self._mask)
         with torch.enable_grad():
             self._leaves = [t.detach().requires_grad_() for t in (self.own.mean, self.own.var, *parameters)]
             mean, var, *rest = self._leaves

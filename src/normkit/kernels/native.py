@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normkit.kernels.core import loops
-from normkit.kernels.plans import Plan
+from normkit.kernels.plans import Memory, Plan
 from normkit.moments import Moments
 
 Update = tuple[float, ...]  # of running statistics: see `update_of`
@@ -40,12 +40,16 @@ def backward(
     weight: Any,
     bias: Any,
     beside: Any,
-    both: Tensor,
+    both: Memory,
     stored: bool,
     inverted: bool,
     mask: Tensor | None = None,
+    others: int = 0,
 ) -> Any:
-    """Gradients of x, weight, bias and residual; `beside` is what `is_output_kept` says, where there is a residual."""
+    """Gradients of x, weight, bias and residual; `beside` is what `is_output_kept` says, where there is a residual.
+
+    Each statistic is made of as many `others` as well as of values of x.
+    """
     if dy.dtype is not x.dtype or dy.stride() != x.stride():
         dy = like(dy, x)
     dx = torch.empty_like(x)
@@ -65,6 +69,7 @@ def backward(
         0 if mask is None else mask.data_ptr(),
         stored,
         inverted,
+        others,
     )
     if beside is None and wants[3]:
         dresidual = dy  # nothing comes between the residual and the output
@@ -89,21 +94,24 @@ def forward(
     plan: Plan,
     update: Update = NO_UPDATE,
     mask: Tensor | None = None,
-) -> tuple[Tensor, int]:
+    no_backward: bool = False,
+) -> tuple[bytearray, int]:
     """Write the output to `y`; return means and variances, and the outcome.
 
-    The mask has contiguous booleans for each example and position, as they broadcast against x.
+    The mask has contiguous booleans for each example and position, as they broadcast against x. Without a backward to
+    follow, the output of a larger tensor is left in the cache, for what reads it next.
     """
-    both = x.new_empty(2 * plan.statistics, dtype=torch.float64)
+    both = bytearray(plan.statistics * 16)  # a tensor takes several times as long to make
     plain_weight, plain_bias = plan.plain(weight), plan.plain(bias)
     arguments = plan.arguments(x, plain_weight, plain_bias, both)
-    return both, loops.forward(*arguments, _pointer(residual), y.data_ptr(), _pointer(mask), *update)
+    outcome = loops.forward(*arguments, _pointer(residual), y.data_ptr(), _pointer(mask), *update, no_backward)
+    return both, outcome
 
 
 def moments(x: Tensor, plan: Plan, mask: Tensor | None = None) -> Moments:
     """As `reference.moments`, without a gradient and without the reduced dimensions."""
     x, mask = plan.dense(x), None if mask is None else mask.contiguous()
-    both = x.new_empty(2 * plan.statistics, dtype=torch.float64)
+    both = bytearray(plan.statistics * 16)
     loops.moments(*plan.arguments(x, None, None, both), _pointer(mask))
     return plan.moments(both, mask)
 
@@ -116,6 +124,7 @@ def evaluate(
     mean: Tensor,
     var: Tensor,
     plan: Plan,
+    no_backward: bool = True,
 ) -> Tensor:
     """As `normalize_stored`, without autograd; x and the residual have one layout."""
     plain = mean.dtype is var.dtype is torch.float32 and mean.is_contiguous() and var.is_contiguous()
@@ -124,7 +133,7 @@ def evaluate(
     y = torch.empty_like(x)
     plain_weight, plain_bias = plan.plain(weight), plan.plain(bias)
     arguments = plan.arguments(x, plain_weight, plain_bias, mean)
-    loops.evaluate(*arguments, _pointer(residual), y.data_ptr(), var.data_ptr(), not plain)
+    loops.evaluate(*arguments, _pointer(residual), y.data_ptr(), var.data_ptr(), not plain, no_backward)
     return y
 
 

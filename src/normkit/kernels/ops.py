@@ -43,7 +43,7 @@ def _normalize(
         statistics = torch.stack([m.mean.squeeze(recipe.over), m.var.squeeze(recipe.over)]).to(_WIDE)
     else:
         y = torch.empty_like(dense)
-        statistics = native.forward(dense, weight, bias, beside, y, plan)[0].view(2, *plan.shape)
+        statistics = plan.both(native.forward(dense, weight, bias, beside, y, plan)[0])
     return native.like(y, x), statistics
 
 

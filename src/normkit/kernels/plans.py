@@ -22,6 +22,9 @@ Copy = Literal["dense", "contiguous"]  # in the order of the input's dimensions 
 _SMOOTH = ("silu", "gelu", "sigmoid", "tanh")  # in float lanes alone
 
 
+Memory = Tensor | bytearray  # of means and variances, in double
+
+
 class Layout(NamedTuple):
     """How memory is seen: see Job in csrc/job.h."""
 
@@ -153,6 +156,7 @@ def _plan(
         layout.examples * layout.channels * layout.positions,
         tuple(n for d, n in enumerate(shape) if d not in recipe.over),
         dtype,
+        torch.float64 if dtype is torch.float64 else torch.float32,
         copy,
     )
 
@@ -250,22 +254,15 @@ class Plan(NamedTuple):
     values: int  # that each of them is made of
     shape: tuple[int, ...]  # of the statistics
     dtype: torch.dtype  # of the input
+    plain_dtype: torch.dtype  # of parameters, as the core reads them
     copy: Copy | None = None  # to be made of an input with strides that the loops cannot follow
     split: tuple[int, int] | None = None  # groups and channels of each, where x is not divided as the recipe says
 
-    @property
-    def is_of_short_lines(self) -> bool:
-        """Whether statistics are those of so few numbers side by side that the loops spend most time between them."""
-        shortest = 512  # values, in float32
-        layout = self.layout
-        is_lines = layout.examples == 1 and layout.positions == 1 and not layout.channels_last
-        return is_lines and self.values < shortest and self.dtype is torch.float32 and self.recipe.centred
-
-    def arguments(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, both: Tensor) -> Any:
+    def arguments(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, both: Memory) -> Any:
         """What every function of the core begins with; weight and bias are plain, variances come after the means."""
         w = 0 if weight is None else weight.data_ptr()
         b = 0 if bias is None else bias.data_ptr()
-        return self.header, x.data_ptr(), w, b, both.data_ptr()
+        return self.header, x.data_ptr(), w, b, both if isinstance(both, bytearray) else both.data_ptr()
 
     def dense(self, x: Tensor) -> Tensor:
         """The input, in memory that the loops can go over."""
@@ -283,12 +280,10 @@ class Plan(NamedTuple):
 
     def plain(self, t: Tensor | None) -> Tensor | None:
         """A parameter as the core reads it: float32, or float64 beside it, in the order of the input's memory."""
-        if t is None:
-            return None
-        if self.layout.reordered:
-            t = t.detach().movedim(0, -1)
-        wanted = torch.float64 if self.dtype is torch.float64 else torch.float32
-        return t if t.dtype is wanted and t.is_contiguous() else t.detach().to(wanted).contiguous()
+        if t is None or (t.dtype is self.plain_dtype and t.is_contiguous() and not self.layout.reordered):
+            return t
+        t = t.detach()
+        return (t.movedim(0, -1) if self.layout.reordered else t).to(self.plain_dtype).contiguous()
 
     def as_parameter(self, gradient: Tensor, t: Tensor) -> Tensor:
         """A gradient, as the core wrote it, in its parameter's type and shape."""
@@ -296,9 +291,13 @@ class Plan(NamedTuple):
             gradient = gradient.movedim(-1, 0).contiguous()
         return gradient.to(t.dtype)
 
-    def moments(self, both: Tensor, mask: Tensor | None = None) -> Moments:
+    def both(self, memory: bytearray) -> Tensor:
         """Means and variances in the shape that the input has without the dimensions they are over."""
-        mean, var = both.view(2, *self.shape)
+        return torch.frombuffer(memory, dtype=torch.float64).view(2, *self.shape)
+
+    def moments(self, both: bytearray, mask: Tensor | None = None) -> Moments:
+        """The same as a value, with the number of values that a mask leaves of each."""
+        mean, var = self.both(both)
         return Moments(mean, var, self.values if mask is None else self.counted(mask).expand(self.shape))
 
     def counted(self, mask: Tensor) -> Tensor:

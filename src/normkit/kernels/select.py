@@ -210,6 +210,24 @@ def normalize_mixed(
     return mixed.by_reference(x, weight, bias, residual, mask, recipe, mix, parameters)
 
 
+def normalize_among(
+    x: Tensor,
+    recipe: Recipe,
+    others: Moments,
+    *,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    mask: Tensor | None,
+) -> Mixed:
+    """Normalize x with its moments and those of others, merged; gradients flow through its own."""
+    if mask is None and isinstance(others.count, int):
+        plan = plan_for(x, recipe, weight, bias, residual)
+        if plan is not None:
+            return mixed.merged_by_loops(x, weight, bias, residual, plan, others)
+    return normalize_mixed(x, recipe, others.merge, weight=weight, bias=bias, residual=residual, mask=mask)
+
+
 def normalize_known(
     x: Tensor,
     recipe: Recipe,
@@ -224,7 +242,7 @@ def normalize_known(
     plan = None if mask is not None else plan_for(x, recipe, weight, bias, residual)
     if plan is None:
         return normalize(x, recipe, weight=weight, bias=bias, residual=residual, mask=mask)[0]
-    return mixed.by_loops(x, weight, bias, residual, None, plan, lambda same: same, own=own).y
+    return autograd.normalize_known(x, own, weight, bias, residual, plan)
 
 
 def _is_better_by_reference(x: Tensor) -> bool:

@@ -58,7 +58,8 @@ class LayerNorm(NormLayer, nn.LayerNorm, fast_path=True):
         weight, bias = own.get("weight", ELSEWHERE), own.get("bias", ELSEWHERE)
         if weight is ELSEWHERE or bias is ELSEWHERE:
             return None
-        return layer_calls.layer_norm(input, weight, bias, self.normalized_shape, self.eps, self.activation)
+        terms = self.normalized_shape, self.eps, self.activation, self.training
+        return layer_calls.layer_norm(input, weight, bias, *terms)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         recipe = Recipe(functional.last(input, self.normalized_shape), self.eps, self.activation)

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from normkit.kernels import select
 from normkit.kernels.reference import finish
-from normkit.tracing import is_exporting
+from normkit.tracing import is_exporting, is_plain
 
 
 class Name:
@@ -49,8 +49,8 @@ class NormLayer(nn.Module):
         cls._has_fast_path = fast_path
 
     def _run(self, input: Tensor, residual: Tensor | None = None, mask: Tensor | None = None, **extras: Any) -> Tensor:
-        if residual is None and mask is None and self._has_fast_path and type(input) is Tensor:
-            y = None if torch.compiler.is_compiling() else self._run_fast(input)
+        if residual is None and mask is None and self._has_fast_path and is_plain(input):
+            y = self._run_fast(input)
             if y is not None:
                 return y
         if mask is not None or self._takes_mask:
