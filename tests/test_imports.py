@@ -12,14 +12,15 @@ ROOT = Path(normkit.__file__).parent
 # Each part may import those before it.
 ORDER = [
     ["errors", "tracing", "atomic", "jsonable", "named_layers", "_core"],
-    ["moments", "activations", "optional", "finding"],
+    ["moments", "activations", "optional", "finding", "json_lines"],
     ["affine"],
     ["kernels"],
     ["checks"],
     ["functional"],
     ["layers"],
     ["spec", "environment"],
-    ["snapshot", "batches"],
+    ["snapshot", "batches", "hooks"],
+    ["figures"],
     ["surgery", "doctor", "instruments"],
     ["lab"],
     ["bench"],
@@ -38,6 +39,7 @@ def test_importing_is_lean():
         "normkit.bench",
         "normkit.lab",
         "normkit.surgery",
+        "normkit.instruments",
         "normkit.environment",
         "normkit.kernels.compile_ops",
     )

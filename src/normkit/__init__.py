@@ -22,6 +22,7 @@ from normkit.spec import NormSpec, describe
 if TYPE_CHECKING:
     __version__: str
 
+    from normkit.instruments import Recorder, attach, probes
     from normkit.surgery.check_export import ExportCheck, check_export
     from normkit.surgery.checkpoint import load, save
     from normkit.surgery.checkpoint.differences import MismatchError
@@ -51,9 +52,11 @@ __all__ = [
     "NormkitError",
     "NormkitWarning",
     "Parity",
+    "Recorder",
     "ShapeError",
     "Surgery",
     "adapt",
+    "attach",
     "check_export",
     "convert",
     "describe",
@@ -66,6 +69,7 @@ __all__ = [
     "manifest",
     "no_updates",
     "population",
+    "probes",
     "recalibrate",
     "save",
     "scale_shift",
@@ -75,11 +79,15 @@ __all__ += layers.__all__
 
 
 def __getattr__(name: str) -> object:
-    """Load surgery and the version when first asked for: code that only wants layers does not wait for them."""
+    """Load surgery, instruments and the version when first asked for: code that only wants layers does not wait."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version("normkit")
+    if name in ("Recorder", "attach", "probes"):
+        from normkit import instruments
+
+        return getattr(instruments, name)
     if name in __all__:
         from normkit import surgery
 

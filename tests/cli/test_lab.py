@@ -12,8 +12,9 @@ import time
 import pytest
 
 from normkit.cli.app import main
+from normkit.json_lines import LineWriter
 from normkit.lab.experiments import NAMES
-from normkit.lab.record import RecordWriter, read_run, without_times
+from normkit.lab.record import read_run, without_times
 
 LAB = [sys.executable, "-c", "if __name__ == '__main__': from normkit.cli.app import main; main()", "lab"]
 QUICK = ["run", "sigmoid-mlp", "--scale", "quick", "--jobs", "1"]
@@ -106,6 +107,39 @@ def test_a_report_is_written_again(unbroken, capsys):
     assert (unbroken / "report.html").exists()
 
 
+def write_probed(path):
+    with LineWriter(path) as writer:
+        writer.write({"step": 0, "probe": "GradientNorms", "layer": "fc", "gradient": 0.5})
+
+
+@pytest.mark.parametrize("given", ["mine.jsonl", "."])
+def test_a_recorded_training_of_one_s_own_has_a_report(capsys, tmp_path, given):
+    write_probed(tmp_path / "mine.jsonl")
+    code, out, _ = lab(capsys, "report", tmp_path / given)
+    assert (code, out) == (0, f"The report: {tmp_path / 'report.html'}\n")
+    assert "GradientNorms: gradient" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    code, out, _ = lab(capsys, "report", tmp_path / given, "--format", "json")
+    assert (code, json.loads(out)) == (0, [{"report": str(tmp_path / "report.html")}])
+
+
+def test_a_run_of_the_lab_comes_before_records_beside_it(capsys, unbroken):
+    write_probed(unbroken / "mine.jsonl")
+    try:
+        code, out, _ = lab(capsys, "report", unbroken)
+    finally:
+        (unbroken / "mine.jsonl").unlink()
+    assert code == 0
+    assert "BN is ahead at" in out
+
+
+def test_files_that_are_no_records_are_refused(capsys, tmp_path):
+    (tmp_path / "other.jsonl").write_text('{"loss": 1}\n')
+    for given, said in (("other.jsonl", "is not a file of records"), ("missing.jsonl", "there is no file")):
+        code, _, err = lab(capsys, "report", tmp_path / given)
+        assert code == 2
+        assert said in err
+
+
 @pytest.mark.deep
 def test_killed_ten_times_a_run_with_workers_ends_with_the_unbroken_records(tmp_path):
     arguments = ["run", "sigmoid-mlp", "--scale", "quick", "--seeds", "3"]
@@ -160,14 +194,14 @@ def test_ctrl_c_in_a_terminal_says_how_to_resume(tmp_path):
 
 def test_ctrl_c_says_how_to_resume(tmp_path, capsys, monkeypatch, request):
     directory = tmp_path / "stopped"
-    write = RecordWriter.write
+    write = LineWriter.write
 
     def interrupted(self, line):
         if "step" in line:
             signal.raise_signal(signal.SIGINT)
         return write(self, line)
 
-    monkeypatch.setattr(RecordWriter, "write", interrupted)
+    monkeypatch.setattr(LineWriter, "write", interrupted)
     # In a process that a shell started in the background, Python leaves Ctrl-C ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))

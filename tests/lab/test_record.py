@@ -7,14 +7,15 @@ import os
 import pytest
 import torch
 
+from normkit.json_lines import LineWriter, RecordError
 from normkit.lab.checkpoint import load_state, save_state
-from normkit.lab.record import RecordError, RecordWriter, read_run, read_trial
+from normkit.lab.record import read_run, read_trial
 
 HEADER = {"experiment": "toy", "arm": "a", "seed": 3}
 
 
 def write(path, *lines):
-    with RecordWriter(path) as writer:
+    with LineWriter(path) as writer:
         return [writer.write(line) for line in lines]
 
 
@@ -43,7 +44,7 @@ def test_half_a_line_is_no_line(tmp_path, lost):
 def test_writing_continues_after_the_given_size(tmp_path):
     path = tmp_path / "r.jsonl"
     sizes = write(path, HEADER, {"step": 1}, {"step": 2})
-    with RecordWriter(path, sizes[1]) as writer:
+    with LineWriter(path, sizes[1]) as writer:
         writer.write({"step": 7})
     assert [line["step"] for line in read_trial(path).measured] == [1, 7]
 

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from normkit.errors import ArgumentError
+from normkit.json_lines import LineWriter
 from normkit.lab import experiments, runner
 from normkit.lab.locks import lock
 from normkit.lab.plan import RunPlan
-from normkit.lab.record import RecordWriter, read_run, without_times
+from normkit.lab.record import read_run, without_times
 from normkit.lab.runner import WORKERS, BusyError, TrialError, disk_trouble, locked
 from normkit.lab.trial import RunOptions
 from support import toy as toy_module
@@ -155,7 +156,7 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device")
     assert "make room and resume with --resume" in disk_trouble(full)
     lines = iter(range(4))
-    write = RecordWriter.write
+    write = LineWriter.write
 
     def until_full(self, line):
         if next(lines, None) is None:
@@ -163,7 +164,7 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path, monkeypatch):
         return write(self, line)
 
     with monkeypatch.context() as small_disk:
-        small_disk.setattr(RecordWriter, "write", until_full)
+        small_disk.setattr(LineWriter, "write", until_full)
         with pytest.raises(OSError, match="No space"):
             run(PLAN, tmp_path / "full")
     run(PLAN, tmp_path / "full", resume=True)

@@ -10,7 +10,8 @@ import time
 import pytest
 import torch
 
-from normkit.lab.record import RecordError, RecordWriter, read_trial, without_times
+from normkit.json_lines import LineWriter, RecordError
+from normkit.lab.record import read_trial, without_times
 from normkit.lab.trial import RunOptions, run_trial, trial_paths
 from support.toy import Toy, trial_of
 
@@ -108,7 +109,7 @@ def test_a_divergence_is_found_by_a_resumed_run_that_writes_the_last_line(tmp_pa
     toy, trial = Toy(), trial_of("sgd")
     training = toy.training
     toy.training = lambda trial: replace_chance(training(trial))
-    write = RecordWriter.write
+    write = LineWriter.write
 
     def killed_before_the_end(self, line):
         if "status" in line:
@@ -116,7 +117,7 @@ def test_a_divergence_is_found_by_a_resumed_run_that_writes_the_last_line(tmp_pa
         return write(self, line)
 
     with monkeypatch.context() as killed:
-        killed.setattr(RecordWriter, "write", killed_before_the_end)
+        killed.setattr(LineWriter, "write", killed_before_the_end)
         with pytest.raises(KeyboardInterrupt):
             run_trial(toy, trial, RunOptions(tmp_path), quiet)
     run_trial(toy, trial, RunOptions(tmp_path, resume=True), quiet)
@@ -150,10 +151,21 @@ def test_progress_is_reported(tmp_path):
     assert steps[-1][2] > 0.34
 
 
-@pytest.mark.parametrize("steps", [0, 1, 9, 10, 11, 59])
-def test_stopped_after_any_step_it_is_resumed(steps, tmp_path):
-    trial = trial_of("adam")
+@pytest.mark.parametrize(
+    ("arm", "steps"), [("adam", 0), ("adam", 1), ("sgd", 9), ("sgd", 10), ("sgd", 11), ("adam", 59)]
+)
+def test_stopped_after_any_step_it_is_resumed(arm, steps, tmp_path):
+    trial = trial_of(arm)
     with pytest.raises(KeyboardInterrupt):
         run_trial(Toy(pause=stop_after(steps)), trial, RunOptions(tmp_path / "stopped"), quiet)
     run_trial(Toy(), trial, RunOptions(tmp_path / "stopped", resume=True), quiet)
     assert lines_of(trial_paths(trial, tmp_path / "stopped")[0]) == run_whole(trial, tmp_path / "whole")
+
+
+def test_probes_are_recorded_with_what_is_measured(tmp_path):
+    _, start, *lines, _ = run_whole(trial_of("sgd"), tmp_path)
+    assert (start["step"], "probes" in start) == (0, False)
+    for line in lines:
+        kinds = {record["probe"] for record in line["probes"]}
+        assert kinds == {"ActivationMoments", "StatisticsNoise", "EffectiveRate", "Landscape"}
+        assert {record["step"] for record in line["probes"]} == {line["step"] - 1}

@@ -3,7 +3,8 @@
 import math
 from pathlib import Path
 
-from normkit.lab.findings import Curve, Figure, Findings, Table
+from normkit.figures.figure import Curve, Figure, Table
+from normkit.lab.findings import Findings
 from normkit.lab.record import Run, TrialRecord
 from normkit.lab.report import Section
 

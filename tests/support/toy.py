@@ -10,6 +10,12 @@ from normkit.lab.experiment import Arm, Experiment, Training, Trial
 from normkit.lab.findings import Findings
 
 
+def probes(loss):
+    """Those that remember something from one recorded step to the next, and one that evaluates the loss."""
+    p = nk.probes
+    return [p.ActivationMoments(), p.StatisticsNoise(), p.EffectiveRate(), p.Landscape(loss, points=2)]
+
+
 class Toy(Experiment):
     name = "toy"
     claim = "A line can be drawn."
@@ -48,6 +54,7 @@ class Toy(Experiment):
             lambda model: {"accuracy": float((model(images).argmax(1) == labels).float().mean())},
             rate=lambda step: rate * 0.99**step,
             chance=0.34,
+            probes=probes if trial.arm.name == "sgd" else None,
         )
 
     def findings(self, run):

@@ -13,6 +13,7 @@ from normkit.cli.bench import bench
 from normkit.cli.data import data_app
 from normkit.cli.env import env
 from normkit.cli.lab import lab_app
+from normkit.cli.probe import probe
 from normkit.cli.surgery import convert, fold, freeze, recalibrate
 from normkit.errors import NormkitError
 
@@ -44,6 +45,7 @@ app.command()(env)
 app.command()(bench)
 for verb in (fold, convert, freeze, recalibrate):
     app.command()(verb)
+app.command()(probe)
 app.add_typer(lab_app, name="lab")
 app.add_typer(data_app, name="data")
 

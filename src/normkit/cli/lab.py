@@ -74,12 +74,32 @@ def run(
 
 @lab_app.command("report")
 def report(
-    directory: Annotated[Path, typer.Argument(help="A run's directory, finished or not.")], format: Format = "text"
+    directory: Annotated[Path, typer.Argument(help="A run's directory, finished or not, or what nk.attach wrote.")],
+    format: Format = "text",
 ) -> None:
-    """Write the report of a run again, from its records."""
+    """Write the report of a run again, from its records: of an experiment, or of probes in a training of your own."""
     from normkit.lab import write_report_of
+    from normkit.lab.record import RECORDS
 
-    _show(write_report_of(directory), format)
+    is_experiment = (directory / RECORDS).is_dir()
+    if not is_experiment and _is_recorded(directory):
+        _show_page(directory, format)
+    else:
+        _show(write_report_of(directory), format)
+
+
+def _is_recorded(path: Path) -> bool:
+    """Whether these are records of probes, and not of an experiment's trials."""
+    from normkit.instruments.plots import recorded_files
+
+    return bool(recorded_files(path))
+
+
+def _show_page(path: Path, format: str) -> None:
+    from normkit.instruments.plots import report_of
+
+    page = report_of(path)
+    print(json.dumps([{"report": str(page)}], indent=2) if format == "json" else f"The report: {page}")
 
 
 def _resume_command(name: str, out: Path) -> str:

@@ -40,7 +40,7 @@ class ModelOptions(NamedTuple):
 def operate(name: str, verb: Callable[[nn.Module], Surgery], task: ModelOptions, keeps_function: bool = False) -> None:
     """Do it, write the model, and print the table; exit with 1 if outputs moved that should not have."""
     _check_out(task)
-    with redirect_stdout(sys.stderr), _in_words():  # the output of a user's module is not part of ours
+    with redirect_stdout(sys.stderr), in_words():  # the output of a user's module is not part of ours
         model = find_model(task.target)
         if task.checkpoint is not None:
             _fill(model, task.checkpoint, task.strict)
@@ -110,7 +110,7 @@ def _take_modes(model: nn.Module, manifest: dict[str, Any] | None) -> None:
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
+def in_words() -> Iterator[None]:
     """Show an error of the user's code with its traceback, and exit with 2."""
     try:
         yield

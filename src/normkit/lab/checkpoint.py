@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from normkit.atomic import put_in_place
-from normkit.lab.record import RecordError
+from normkit.json_lines import RecordError
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:

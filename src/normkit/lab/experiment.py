@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normkit.instruments.loss import Closure
+from normkit.instruments.probe import Probe
 from normkit.lab.findings import Findings
 from normkit.lab.record import Run
 
@@ -52,6 +54,7 @@ class Training:
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     rate: Callable[[int], float] | None = None  # the learning rate before this step; None: as the optimizer has it
     chance: float = 0.0  # an accuracy not above it at the end is a divergence
+    probes: Callable[[Closure], Sequence[Probe]] | None = None  # of the loss of the present batch; see `Observation`
 
 
 class Experiment(abc.ABC):

@@ -1,55 +1,15 @@
-"""Records: what a trial was and what it measured, one JSON object per line, written as it is measured.
-
-A line is on the disk before the next step is taken, so a kill at any moment loses at most the line being written. An
-incomplete last line is ignored.
-"""
+"""Records: what a trial was and what it measured, one JSON object per line, written as it is measured."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from normkit.errors import NormkitError
-from normkit.jsonable import jsonable
+from normkit.json_lines import Line, RecordError, read_lines
 
-Line = dict[str, Any]
 RECORDS = "records"
 TIMES = frozenset({"seconds", "started", "rate"})  # the keys that two runs of one trial may differ in
-
-
-class RecordError(NormkitError, ValueError):
-    """A file that is not the record or checkpoint it should be."""
-
-
-class RecordWriter:
-    """Appends lines to a trial's record, after its first `size` bytes; the rest is cut off."""
-
-    def __init__(self, path: Path, size: int = 0) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115, closed by `close`
-        self._file.truncate(size)
-        self._file.seek(size)
-
-    def write(self, line: Mapping[str, Any]) -> int:
-        """Write a line and return the record's new length in bytes. NaN and infinity become "nan", "inf" and "-inf"."""
-        self._file.write(json.dumps(jsonable(line), allow_nan=False).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._file.tell()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def __enter__(self) -> RecordWriter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True)
@@ -103,7 +63,7 @@ class Run:
 
 def read_trial(path: Path) -> TrialRecord:
     """Read a record; a line that was cut short when its trial was killed is left out."""
-    lines = list(_lines(path))
+    lines = list(read_lines(path))
     if not lines or "experiment" not in lines[0]:
         raise RecordError(
             f"{path} is not a trial's record: its first line must name the experiment. Move it elsewhere."
@@ -123,14 +83,3 @@ def read_run(directory: Path) -> Run:
 def without_times(line: Line) -> Line:
     """A line without the values that may differ between two runs of one trial."""
     return {key: value for key, value in line.items() if key not in TIMES}
-
-
-def _lines(path: Path) -> Iterator[Line]:
-    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):  # a line ends in a newline
-        try:
-            line = json.loads(text)
-        except ValueError as error:
-            raise RecordError(f"{path}, line {number}, is not JSON: {error}. It was not written by normkit.") from None
-        if not isinstance(line, dict):
-            raise RecordError(f"{path}, line {number}, must be a JSON object; got {type(line).__name__}.")
-        yield line

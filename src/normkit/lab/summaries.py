@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Literal
 
+from normkit.figures.figure import Curve, Figure
 from normkit.lab.experiment import Arm
-from normkit.lab.findings import Curve, Figure, Outcome
+from normkit.lab.findings import Outcome
 from normkit.lab.record import Run, TrialRecord
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from normkit.lab.record import RecordWriter
+from normkit.json_lines import LineWriter
 from normkit.optional import required
 
 
-class LoggedRecordWriter(RecordWriter):
+class LoggedLineWriter(LineWriter):
     """Writes every number that is measured to a TensorBoard log as well.
 
     If a trial is resumed, the log holds what was measured after the checkpoint twice: TensorBoard shows the later one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import torch
 
 from normkit.environment import describe_environment
+from normkit.json_lines import Line, LineWriter, RecordError
 from normkit.lab.checkpoint import load_state, save_state
 from normkit.lab.commit import commit_of_code
 from normkit.lab.experiment import Experiment, Training, Trial
-from normkit.lab.record import RECORDS, Line, RecordError, RecordWriter, read_trial
-from normkit.lab.tensorboard import LoggedRecordWriter
+from normkit.lab.observation import Observation
+from normkit.lab.record import RECORDS, read_trial
+from normkit.lab.tensorboard import LoggedLineWriter
 
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
@@ -42,18 +44,19 @@ def run_trial(experiment: Experiment, trial: Trial, options: RunOptions, notify:
         training = experiment.training(trial)
         clock = _Clock()
         step, size, accuracy = 0, 0, None
-        if options.resume and checkpoint.exists():
-            step, size, accuracy = _restore(training, clock, load_state(checkpoint), record, trial)
-        with _writer(record, size, logs, step) as writer:
-            if size == 0:  # there was no checkpoint
-                writer.write(header(trial, training))
-                _measure_start(training, clock, writer, checkpoint)
-            _train(training, step, accuracy, clock, writer, checkpoint, notify)
+        with closing(Observation(training)) as observation:
+            if options.resume and checkpoint.exists():
+                step, size, accuracy = _restore(training, observation, clock, load_state(checkpoint), record, trial)
+            with _writer(record, size, logs, step) as writer:
+                if size == 0:  # there was no checkpoint
+                    writer.write(header(trial, training))
+                    _measure_start(training, observation, clock, writer, checkpoint)
+                _train(training, observation, step, accuracy, clock, writer, checkpoint, notify)
     checkpoint.unlink(missing_ok=True)
 
 
-def _writer(record: Path, size: int, logs: Path | None, step: int) -> RecordWriter:
-    return RecordWriter(record, size) if logs is None else LoggedRecordWriter(record, size, logs, step)
+def _writer(record: Path, size: int, logs: Path | None, step: int) -> LineWriter:
+    return LineWriter(record, size) if logs is None else LoggedLineWriter(record, size, logs, step)
 
 
 def trial_paths(trial: Trial, directory: Path) -> tuple[Path, Path]:
@@ -103,35 +106,42 @@ class _Clock:
             self.seconds += time.perf_counter() - start
 
 
-def _measure_start(training: Training, clock: _Clock, writer: RecordWriter, checkpoint: Path) -> None:
+def _measure_start(
+    training: Training, observation: Observation, clock: _Clock, writer: LineWriter, checkpoint: Path
+) -> None:
     if training.measure_at(0):
         measured = _measure(training, 0, [], clock)
-        _keep(training, 0, clock, measured.get("accuracy"), writer.write(measured), checkpoint)
+        _keep(training, observation, 0, clock, measured.get("accuracy"), writer.write(measured), checkpoint)
 
 
 def _train(
     training: Training,
+    observation: Observation,
     step: int,
     accuracy: float | None,
     clock: _Clock,
-    writer: RecordWriter,
+    writer: LineWriter,
     checkpoint: Path,
     notify: Notify,
 ) -> None:
     batches = training.batches(step)
     losses: list[float] = []
     while step < training.steps:
+        before = observation.seconds
         with clock.running():
-            losses.append(_step(training, step, next(batches)))
+            batch = next(batches)
+            observation.show(batch)
+            losses.append(_step(training, step, batch))
+        clock.seconds -= observation.seconds - before
         step += 1
         if not math.isfinite(losses[-1]):
             writer.write(_end("diverged", step, clock, f"the loss is {losses[-1]} at step {step}"))
             return
         if training.measure_at(step) or step == training.steps:
-            measured = _measure(training, step, losses, clock)
+            measured = _measure(training, step, losses, clock) | observation.records()
             losses.clear()
             accuracy = measured.get("accuracy")
-            _keep(training, step, clock, accuracy, writer.write(measured), checkpoint)
+            _keep(training, observation, step, clock, accuracy, writer.write(measured), checkpoint)
         notify(step, training.steps, accuracy)
     if accuracy is not None and accuracy <= training.chance:
         writer.write(_end("diverged", step, clock, f"the accuracy is {accuracy:.3f}, no better than chance"))
@@ -169,7 +179,15 @@ def _end(status: str, step: int, clock: _Clock, why: str | None = None) -> Line:
 # ---- checkpoints: taken after a line is written, so that record and checkpoint are of the same state
 
 
-def _keep(training: Training, step: int, clock: _Clock, accuracy: float | None, size: int, checkpoint: Path) -> None:
+def _keep(
+    training: Training,
+    observation: Observation,
+    step: int,
+    clock: _Clock,
+    accuracy: float | None,
+    size: int,
+    checkpoint: Path,
+) -> None:
     state = {
         "step": step,
         "accuracy": accuracy,
@@ -178,12 +196,13 @@ def _keep(training: Training, step: int, clock: _Clock, accuracy: float | None, 
         "model": training.model.state_dict(),
         "optimizer": training.optimizer.state_dict(),
         "random": torch.get_rng_state(),
+        "probes": observation.state(),
     }
     save_state(state, checkpoint)
 
 
 def _restore(
-    training: Training, clock: _Clock, state: Line, record: Path, trial: Trial
+    training: Training, observation: Observation, clock: _Clock, state: Line, record: Path, trial: Trial
 ) -> tuple[int, int, float | None]:
     """Restore a checkpoint; return its step, the length of the record and the accuracy at that step."""
     found = read_trial(record).header
@@ -195,6 +214,7 @@ def _restore(
     training.optimizer.load_state_dict(state["optimizer"])
     _lay_out_like_parameters(training.optimizer)
     torch.set_rng_state(state["random"])
+    observation.load_state(state.get("probes", {}))
     clock.seconds = float(state["seconds"])
     return int(state["step"]), int(state["record"]), state["accuracy"]
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import ArgumentError
+from normkit.hooks import hooked
 from normkit.named_layers import named_layers
 from normkit.spec import describe
-from normkit.surgery.hooks import hooked
 from normkit.surgery.norms import STATISTICS
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from normkit.batches import Forward, feed, in_evaluation, tensors_in
 from normkit.errors import NormkitError
+from normkit.hooks import AfterForward, hooked
 from normkit.named_layers import named_layers
 from normkit.snapshot import equal_values, untouched
-from normkit.surgery.hooks import AfterForward, hooked
 from normkit.surgery.result import Parity
 
 # Units in the last place of the largest value by which rounding alone may move the output of one layer: kernels sum in

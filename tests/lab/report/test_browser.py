@@ -4,7 +4,8 @@ import base64
 
 import pytest
 
-from normkit.lab.findings import Curve, Figure, Findings
+from normkit.figures import Curve, Figure, write_page
+from normkit.lab.findings import Findings
 from normkit.lab.report import Section, write_report
 from support import report_samples
 from support.browser import Page
@@ -65,6 +66,21 @@ def test_a_logarithmic_axis_is_labelled_at_powers_of_ten(browser, tmp_path):
     )
     assert labels == ["10−3", "10−2", "10−1", "1", "10"]  # noqa: RUF001, the sign and not the hyphen
     assert page.troubles() == []
+    page.close()
+
+
+@pytest.mark.parametrize(("heights", "labels"), [
+    ([0.001, 31.6], ["10−3", "10−2", "10−1", "1", "10"]),  # noqa: RUF001, the sign and not the hyphen
+    ([2.0, 20.0], ["2", "5", "10", "2"]),
+])  # fmt: skip
+def test_a_page_of_figures_draws_logarithmic_heights(browser, tmp_path, heights, labels):
+    figure = Figure("norms", "steps", "norm", [Curve("a", [0.0, 1.0], heights)], log_y=True)
+    page = Page(browser, write_page("norms", "", [figure], [], tmp_path / "p.html").as_uri())
+    shown = page.run(
+        "[...document.querySelectorAll('.ytick text')].map((t) => t.textContent.replaceAll('\\u200b', ''))"
+    )
+    assert page.troubles() == []
+    assert [label for label in labels if label not in shown] == []
     page.close()
 
 

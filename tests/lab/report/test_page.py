@@ -4,49 +4,16 @@ import json
 import math
 import subprocess
 import sys
-from html.parser import HTMLParser
 
 import pytest
 
 from normkit.errors import MissingExtraError, NormkitError
-from normkit.lab.findings import Figure, Findings
+from normkit.figures.figure import Figure
+from normkit.lab.findings import Findings
 from normkit.lab.record import Run
 from normkit.lab.report import Section, write_report
-from normkit.lab.report.drawing import COLOURS, SYMBOLS, Style, styles
-from normkit.lab.report.values import MISSING, cell_text, column_texts
 from support import report_samples
-
-VOID = {"meta", "link", "br", "hr", "img", "input"}
-
-
-class Reader(HTMLParser):
-    """Keeps elements with their attributes and texts, and sees that what opens is closed."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements = []
-        self._open = []
-        self.feed(text)
-        assert self._open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append({"tag": tag, "text": "", **dict(attributes)})
-        if tag not in VOID:
-            self._open.append(self.elements[-1])
-
-    def handle_startendtag(self, tag, attributes):
-        self.elements.append({"tag": tag, "text": "", **dict(attributes)})
-
-    def handle_endtag(self, tag):
-        assert self._open.pop()["tag"] == tag
-
-    def handle_data(self, data):
-        for element in self._open:
-            element["text"] += data
-
-    def of(self, tag, **attributes):
-        wanted = {name.rstrip("_"): value for name, value in attributes.items()}
-        return [e for e in self.elements if e["tag"] == tag and wanted.items() <= e.items()]
+from support.html_reader import Reader
 
 
 @pytest.fixture(scope="module")
@@ -156,31 +123,6 @@ def test_an_empty_run_and_empty_findings_make_a_page(tmp_path):
     empty = Findings("claim", "source", "unclear", [], figures=[Figure("none", "x", "y", [])])
     section = Section(Run(tmp_path, []), empty, "title", "command")
     assert "none yet" in Reader(write_report([section], tmp_path / "r.html").read_text()).of("main")[0]["text"]
-
-
-def test_names_beyond_the_colours_differ_in_their_symbols():
-    curves = [report_samples.measured(f"arm {i}", 0.5, 1000) for i in range(2 * COLOURS)]
-    findings = Findings("", "", "unclear", [], figures=[Figure("", "", "", curves)])
-    found = styles([Section(report_samples.paper_run(), findings, "", "")])
-    assert len(set(found.values())) == 2 * COLOURS
-    assert all(style == Style(style.colour % COLOURS, style.symbol % len(SYMBOLS)) for style in found.values())
-
-
-@pytest.mark.parametrize(("cells", "texts"), [
-    ([0.7221834, 0.73], ["0.7222", "0.7300"]),
-    ([1.0, 2.0, None], ["1", "2", MISSING]),
-    ([31_000_000, 5], ["31,000,000", "5"]),
-    ([1e-7, 12_345.678], ["1e-07", "12,346"]),
-    ([math.inf, -math.inf, math.nan], ["∞", "\N{MINUS SIGN}∞", "NaN"]),
-    (["a", -72.25, 0], ["a", "-72.25", "0"]),
-    ([], []),
-])  # fmt: skip
-def test_columns_are_written_with_common_decimals(cells, texts):
-    assert column_texts(cells) == texts
-
-
-def test_a_number_on_its_own_keeps_four_digits():
-    assert [cell_text(v) for v in (0.123456, 1234.56, 2.0, 0.5, 1e20)] == ["0.1235", "1,235", "2", "0.5", "1e+20"]
 
 
 @pytest.mark.parametrize("package", ["plotly", "jinja2"])

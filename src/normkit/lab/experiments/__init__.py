@@ -17,6 +17,13 @@ NAMES: dict[str, str] = {
     "affine": ".affine",
     "placement": ".placement",
     "inference": ".inference",
+    "covariate-shift": ".covariate_shift",
+    "noisy-bn": ".noisy_bn",
+    "landscape": ".landscape",
+    "lp-norms": ".lp_norms",
+    "scale-invariance": ".scale_invariance",
+    "geometry": ".geometry",
+    "coupling": ".coupling",
 }
 
 # Experiments that are run together and reported on one page. The longest comes first, which keeps all cores busy.

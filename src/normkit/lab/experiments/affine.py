@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import normkit as nk
+from normkit.figures.figure import Figure, Table
 from normkit.functional import batch_core
 from normkit.functional.batch_core import Terms
 from normkit.lab import data, models
 from normkit.lab.data.transforms import binary, drawn_binary
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.findings import Figure, Findings, Table
+from normkit.lab.findings import Findings
 from normkit.lab.measures import accuracy, chance_level
 from normkit.lab.record import Run, TrialRecord
 from normkit.lab.summaries import curve_over_seeds, is_complete, last, verdict, with_range

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import normkit as nk
+from normkit.figures.figure import Figure, Table
 from normkit.lab import data, models
 from normkit.lab.data.crops import square_crops
 from normkit.lab.data.transforms import Prepare, cut_and_mirrored, standardized
 from normkit.lab.data.types import Images
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.findings import Figure, Findings, Outcome, Table
+from normkit.lab.findings import Findings, Outcome
 from normkit.lab.measures import chance_level
 from normkit.lab.record import Run, TrialRecord
 from normkit.lab.summaries import curve_over_seeds, last, verdict, with_range

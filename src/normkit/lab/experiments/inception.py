@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import normkit as nk
+from normkit.figures.figure import Cell, Figure, Table
 from normkit.lab import data, models
 from normkit.lab.classification import Classification
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.findings import Cell, Figure, Findings, Outcome, Table
+from normkit.lab.findings import Findings, Outcome
 from normkit.lab.measures import chance_level
 from normkit.lab.record import Run, TrialRecord
 from normkit.lab.summaries import (

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import normkit as nk
 from normkit.errors import ShapeError
+from normkit.figures.figure import Figure, Table
 from normkit.lab import data, models
 from normkit.lab.data.transforms import standardized
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.findings import Figure, Findings, Table
+from normkit.lab.findings import Findings
 from normkit.lab.measures import accuracy, chance_level
 from normkit.lab.record import Run, TrialRecord
 from normkit.lab.summaries import curve_over_seeds, verdict, with_range

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 import normkit as nk
+from normkit.figures.figure import Curve, Figure, Table
 from normkit.lab import data, models
 from normkit.lab.classification import Classification
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.findings import Curve, Figure, Findings, Table
+from normkit.lab.findings import Findings
 from normkit.lab.record import Run, TrialRecord
 from normkit.lab.summaries import is_complete, verdict, with_range
 

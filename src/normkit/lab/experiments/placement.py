@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import normkit as nk
+from normkit.figures.figure import Figure, Table
 from normkit.lab import data, models
 from normkit.lab.classification import Classification
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.findings import Figure, Findings, Table
+from normkit.lab.findings import Findings
 from normkit.lab.models.resnet import BlockName
 from normkit.lab.record import Run, TrialRecord
 from normkit.lab.summaries import curve_over_seeds, is_complete, last, steps_to, verdict, with_range

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 import normkit as nk
+from normkit.figures.figure import Cell, Table
 from normkit.lab import data, models
 from normkit.lab.classification import Classification
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.findings import Cell, Findings, Table
+from normkit.lab.findings import Findings
 from normkit.lab.record import Run, TrialRecord
 from normkit.lab.summaries import accuracy_figures, best, is_complete, middle, steps_to, verdict, with_range
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import normkit as nk
+from normkit.figures.figure import Curve, Figure, Table
 from normkit.lab import data, models
 from normkit.lab.data.transforms import binary, drawn_binary
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
-from normkit.lab.findings import Curve, Figure, Findings, Table
+from normkit.lab.findings import Findings
 from normkit.lab.measures import accuracy, chance_level
 from normkit.lab.record import Run, TrialRecord
 from normkit.lab.summaries import accuracy_figures, is_complete, last, middle, steps_to, verdict, with_range

@@ -11,11 +11,11 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from normkit.lab.findings import Curve, Figure
+from normkit.figures.figure import Curve, Figure
+from normkit.figures.values import plain
 from normkit.lab.record import TrialRecord
 from normkit.lab.report.provenance import state_of
 from normkit.lab.report.section import Section
-from normkit.lab.report.values import plain
 
 DOCUMENT = "numbers.json"
 FIGURE_COLUMNS = ("curve", "published", "x", "y", "low", "high")

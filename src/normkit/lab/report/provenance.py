@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from normkit.figures.values import seconds_text, setting_text
 from normkit.lab.record import Run, TrialRecord
-from normkit.lab.report.values import seconds_text, setting_text
 
 STATES = ("done", "diverged", "unfinished")
 _VERSIONS = ("normkit", "torch", "python")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from normkit.lab.findings import Findings, Outcome, Table
-from normkit.lab.report.values import column_texts, is_number
+from normkit.figures.terminal import rich_table
+from normkit.lab.findings import Findings, Outcome
 
 _STYLES: dict[Outcome, str] = {"supported": "bold green", "contradicted": "bold red", "unclear": "bold yellow"}
 
@@ -27,7 +26,7 @@ def _parts(findings: Findings) -> Iterator[RenderableType]:
     yield from (_item(reason) for reason in findings.reasons)
     for table in findings.tables:
         yield Text()
-        yield _table(table)
+        yield rich_table(table)
         if table.note:
             yield Text(table.note, style="dim")
     if findings.notes:
@@ -40,17 +39,3 @@ def _item(text: str) -> RenderableType:
     grid = RichTable.grid()
     grid.add_row(Text("- "), Text(text))
     return Padding(grid, (0, 0, 0, 2))
-
-
-def _table(table: Table) -> RichTable:
-    """Texts, not markup: a name may have brackets."""
-    drawn = RichTable(title=Text(table.title), title_justify="left")
-    columns = [[row[i] for row in table.rows] for i in range(len(table.columns))]
-    for number, (heading, cells) in enumerate(zip(table.columns, columns, strict=True)):
-        side: Literal["left", "right"] = "right" if any(map(is_number, cells)) else "left"
-        drawn.add_column(
-            Text(heading), justify=side, no_wrap=number == 0, overflow="fold"
-        )  # names are whole, whatever is narrow
-    for row in zip(*map(column_texts, columns), strict=True):
-        drawn.add_row(*map(Text, row))
-    return drawn

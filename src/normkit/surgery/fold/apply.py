@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from normkit.batches import in_evaluation, tensors_in
 from normkit.errors import NormkitError
+from normkit.hooks import hooked
 from normkit.kernels import select
 from normkit.named_layers import named_layers
 from normkit.snapshot import Snapshot, untouched
 from normkit.surgery.fold.absorb import absorb
 from normkit.surgery.fold.dataflow import Flow, outputs_of
 from normkit.surgery.fold.plan import Fold, FoldPlan
-from normkit.surgery.hooks import hooked
 from normkit.surgery.operation import Skip
 from normkit.surgery.parity import difference
 

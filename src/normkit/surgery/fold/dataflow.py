@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normkit.batches import Forward, in_evaluation, tensors_in
+from normkit.hooks import AfterForward, BeforeForward, hooked
 from normkit.kernels import select
 from normkit.named_layers import named_layers
 from normkit.snapshot import untouched
-from normkit.surgery.hooks import AfterForward, BeforeForward, hooked
 from normkit.surgery.parity import run_example
 
 

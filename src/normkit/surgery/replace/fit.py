@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from normkit.batches import Forward, each_batch, in_evaluation
 from normkit.errors import NonFiniteError
+from normkit.hooks import BeforeForward, hooked
 from normkit.kernels import select
 from normkit.moments import Moments
 from normkit.named_layers import display_name
 from normkit.snapshot import untouched
-from normkit.surgery.hooks import BeforeForward, hooked
 from normkit.surgery.parity import run_example
 from normkit.surgery.replace.builders import frozen_twin
 from normkit.surgery.replace.carry import Replacement

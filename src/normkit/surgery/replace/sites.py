@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normkit.batches import Forward, in_evaluation, tensors_in
+from normkit.hooks import hooked
 from normkit.snapshot import untouched
 from normkit.spec import NormSpec
-from normkit.surgery.hooks import hooked
 from normkit.surgery.norms import Norm
 from normkit.surgery.operation import Skip
 from normkit.surgery.parity import run_example

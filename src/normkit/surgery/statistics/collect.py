@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.batches import Forward, each_batch, feed, in_evaluation
 from normkit.errors import ArgumentError, NonFiniteError, NormkitError, ShapeError
+from normkit.hooks import BeforeForward, hooked
 from normkit.layers.norm_layer import NormLayer
 from normkit.moments import Moments, PopulationMethod
-from normkit.surgery.hooks import BeforeForward, hooked
 from normkit.surgery.no_updates import uncompiled
 from normkit.surgery.norms import Norm
 from normkit.surgery.statistics.tally import ALONE, Tally, group_of, moments_of, over_ranks

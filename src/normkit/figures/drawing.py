@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from normkit.lab.findings import Curve, Figure
-from normkit.lab.report.section import Section
-from normkit.lab.report.values import column_texts, number_text, plain
+from normkit.figures.figure import Curve, Figure
+from normkit.figures.values import column_texts, number_text, plain
 
 COLOURS = 7  # in report.css, --c0 to --c6
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
@@ -38,9 +37,9 @@ class PointTable(NamedTuple):
     rows: list[tuple[str, list[str]]]
 
 
-def styles(sections: Sequence[Section]) -> dict[str, Style]:
+def styles(figures: Sequence[Figure]) -> dict[str, Style]:
     """Give every name a style, in the order in which curves come; measured ones come first."""
-    curves = [curve for section in sections for figure in section.findings.figures for curve in figure.curves]
+    curves = [curve for figure in figures for curve in figure.curves]
     names = dict.fromkeys(curve.name for curve in sorted(curves, key=lambda curve: curve.is_published))
     return {name: Style(i % COLOURS, (i + i // COLOURS) % len(SYMBOLS)) for i, name in enumerate(names)}
 
@@ -51,6 +50,7 @@ def drawing(figure: Figure, style: dict[str, Style]) -> dict[str, Any]:
         "x_title": figure.x_title,
         "y_title": figure.y_title,
         "log_x": figure.log_x,
+        "log_y": figure.log_y,
         "curves": [_line(c, style) for c in figure.curves],
     }
 

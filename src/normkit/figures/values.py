@@ -8,8 +8,8 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
+from normkit.figures.figure import Cell
 from normkit.jsonable import jsonable
-from normkit.lab.findings import Cell
 
 MISSING = "–"  # noqa: RUF001, a dash as wide as a digit
 _DIGITS = 4  # significant ones, of a column's largest number

@@ -52,10 +52,11 @@
   }
 
   /* The range over seeds: a closed shape for each stretch without a gap. */
-  function band(curve, visible) {
+  function band(figure, curve, visible) {
     const x = [];
     const y = [];
-    const isThere = (i) => i < curve.x.length && curve.low[i] !== null && curve.high[i] !== null;
+    const isSet = (value) => value !== null && (value > 0 || !figure.log_y); // a logarithmic axis has no zero
+    const isThere = (i) => i < curve.x.length && isSet(curve.low[i]) && isSet(curve.high[i]);
     for (let start = 0; start < curve.x.length; start += 1) {
       if (!isThere(start)) continue;
       let end = start;
@@ -82,8 +83,16 @@
   function traces(id) {
     const figure = figures[id];
     const shown = (i) => !hidden.get(id).has(i);
-    const bands = figure.curves.flatMap((curve, i) => (curve.low && curve.high ? [band(curve, shown(i))] : []));
+    const bands = figure.curves.flatMap((curve, i) => (curve.low && curve.high ? [band(figure, curve, shown(i))] : []));
     return [...bands, ...figure.curves.map((curve, i) => line(figure, curve, shown(i)))];
+  }
+
+  /* How far apart labels are: powers of ten; where heights span fewer than two of these, at twice and five times, too. */
+  function logStep(figure) {
+    const heights = figure.curves.flatMap((curve) => [...curve.y, ...(curve.low || []), ...(curve.high || [])]);
+    const logs = heights.filter((value) => value !== null && value > 0).map(Math.log10);
+    const span = logs.reduce((a, b) => Math.max(a, b), -Infinity) - logs.reduce((a, b) => Math.min(a, b), Infinity);
+    return span < 2 ? "D2" : Math.max(1, Math.round(span / 7));
   }
 
   function layout(figure, width) {
@@ -105,7 +114,7 @@
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       xaxis: { ...axis, title: { text: wrapped(figure.x_title, 60), standoff: 10, font: { size: 13 } }, showgrid: false, showline: true, exponentformat: "SI", ticks: "outside", nticks: width < 520 ? 5 : 9, ...(figure.log_x ? decades : {}) },
-      yaxis: { ...axis, exponentformat: "power", nticks: 7 },
+      yaxis: { ...axis, exponentformat: "power", nticks: 7, ...(figure.log_y ? { ...decades, dtick: logStep(figure) } : {}) },
       showlegend: false,
       hovermode: "closest",
       hoverdistance: 24,
