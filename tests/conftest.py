@@ -7,8 +7,10 @@ pytest --base random    a base drawn now, and printed
 pytest --isa avx2       with the loops of this instruction set, where the machine has a better one
 """
 
+import faulthandler
 import os
 import random
+import sys
 import zlib
 
 import hypothesis
@@ -65,6 +67,12 @@ def pytest_collection_modifyitems(config, items):
     deep = [item for item in items if item.get_closest_marker("deep")]
     items[:] = [item for item in items if not item.get_closest_marker("deep")]
     config.hook.pytest_deselected(items=deep)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    """Every test has a deadline (`faulthandler_timeout`), and so has the end of the process that ran them."""
+    faulthandler.dump_traceback_later(120, exit=True, file=sys.__stderr__)
 
 
 @pytest.fixture(autouse=True)
