@@ -46,9 +46,35 @@ def test_another_forward_takes_the_whole_batch():
     assert torch.equal(feed(Sum(), (X, Y), lambda model, batch: model(*batch)), X + Y)
 
 
-def test_an_empty_tuple_is_no_batch():
-    with pytest.raises(ArgumentError, match="empty tuple"):
-        feed(Sum(), ())
+class Both(nn.Module):
+    def forward(self, x, y, *more, scale=1.0):
+        assert more == ()  # they are targets
+        return (x - y) * scale
+
+
+class Anything(nn.Module):
+    def forward(self, *inputs, **options):
+        return inputs
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, nn.DataParallel], ids=["plain", "wrapped"])
+def test_a_tuple_holds_as_many_inputs_as_forward_requires(wrap):
+    for batch in ((X, Y), (X, Y, torch.tensor(0)), [X, Y, X, Y]):
+        assert torch.equal(feed(wrap(Both()), batch), X - Y)
+    assert feed(Anything(), (X, Y)) == (X,)  # nothing is required: the first is the input
+
+
+def test_a_scripted_model_takes_the_first_element():
+    assert torch.equal(feed(torch.jit.trace(Sum(), X), (X, Y)), X)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "said"),
+    [(Sum(), (), r"requires \(x\); got a tuple of 0"), (Both(), [X], r"requires \(x, y\); got a list of 1")],
+)
+def test_a_batch_with_too_few_inputs_is_refused(model, batch, said):
+    with pytest.raises(ArgumentError, match=said):
+        feed(model, batch)
 
 
 def test_batches_of_lists_loaders_and_iterators_come_in_order():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -21,8 +22,9 @@ Forward = Callable[[nn.Module, Any], Any]
 def feed(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
     """Run a model on a batch, moved to where the model is, and return its output.
 
-    A tensor is the input. Of a tuple or list the first element is the input and the rest are targets. The items of a
-    mapping are keyword arguments. `forward(model, batch)` replaces these rules.
+    A tensor is the input. Of a tuple or list the first elements are the inputs, as many as the model's forward has
+    required arguments, and the rest are targets. The items of a mapping are keyword arguments. `forward(model, batch)`
+    replaces these rules.
     """
     batch = moved(batch, device_of(model))
     if forward is not None:
@@ -30,10 +32,31 @@ def feed(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, list | tuple):
-        if not batch:
-            raise ArgumentError("a batch must be a tensor, (input, target, ...) or a dictionary; got an empty tuple.")
-        return model(batch[0])
+        return model(*_inputs_in(batch, model))
     return model(batch)
+
+
+def _inputs_in(batch: list[Any] | tuple[Any, ...], model: nn.Module) -> list[Any] | tuple[Any, ...]:
+    names = required_arguments(model)
+    if len(batch) < max(1, len(names)):
+        raise ArgumentError(
+            f"a batch must be a tensor, a dictionary, or begin with what the model's forward requires "
+            f"({', '.join(names) or 'an input'}); got a {type(batch).__name__} of {len(batch)}. "
+            "forward=lambda model, batch: ... replaces that."
+        )
+    return batch[: max(1, len(names))]
+
+
+def required_arguments(model: nn.Module) -> list[str]:
+    """The names of what a model's forward must be given, in order; a forward of any arguments requires none."""
+    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        model = model.module  # their own forwards take anything
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # a compiled forward may have no signature
+        return []
+    return [p.name for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
 
 
 def each_batch(batches: Iterable[Any]) -> Iterator[Any]:

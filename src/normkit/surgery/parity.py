@@ -60,7 +60,7 @@ def run_example(model: nn.Module, example: Any, forward: Forward | None = None) 
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(example)) or type(example).__name__
         raise ExampleError(
             f"{type(model).__name__} does not run on the example ({shapes}): {type(error).__name__}: {error} "
-            "A tensor is the input, of a tuple the first element is; forward=lambda model, batch: ... replaces that."
+            "A tensor is the input, of a tuple what forward requires; forward=lambda model, batch: ... replaces that."
         ) from error
 
 

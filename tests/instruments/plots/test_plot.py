@@ -111,6 +111,14 @@ def test_many_layers_are_chosen_evenly_and_the_rest_counted():
     ]
 
 
+def test_a_figure_has_no_more_curves_than_can_be_told_apart():
+    of = records(layers=[f"layer{i}" for i in range(45)], gradient=lambda *_: 1.0)
+    (figure,) = plot(of, "GradientNorms").figures
+    assert [curve.name for curve in figure.curves] == [f"layer{i}" for i in range(0, 45, 4)]
+    assert "12 of 45 layers, evenly chosen; 33 are left out" in figure.note
+    assert len(plot(of, "GradientNorms", layers="*").figures[0].curves) == 45
+
+
 @pytest.mark.parametrize(("options", "said"), [
     ({"probe": "GradientNorm"}, "no records of 'GradientNorm'; there are GradientNorms. Did you mean \"GradientNorms"),
     ({"layers": "c"}, "no layer 'c' in these records; there are a, b"),

@@ -15,7 +15,7 @@ from normkit.instruments.plots.curves import WHOLE, chosen_keys, chosen_layers, 
 from normkit.json_lines import Line
 
 STEPS = "steps"
-MOST_LAYERS = 12  # that have a figure of their own, if none are named
+MOST_LAYERS = 12  # that are drawn, if none are named
 
 # Probes with a figure for each layer, in which each number is a curve, and the title of its axis.
 _BY_LAYER = {"ActivationQuantiles": "quantiles of the values"}
@@ -116,7 +116,7 @@ def plot(
     Args:
         records: those of a recorder, or of a file: `read_records(path)`.
         probe: its name, "GradientNorms".
-        layers: names or shell patterns; without it all, and of those with a figure each, twelve evenly chosen ones.
+        layers: names or shell patterns; without it all, or twelve evenly chosen ones of more.
         keys: which of the probe's numbers; without it, all that were measured.
     """
     figures = _figures(records_of(records, probe), probe, layers, keys)
@@ -145,12 +145,12 @@ def _figures(
 ) -> list[Figure]:
     """All figures of one probe that have a curve."""
     names, numbers = chosen_layers(records, layers), chosen_keys(records, keys)
+    shown = evenly(names, MOST_LAYERS) if layers is None else names
     if probe in _BY_LAYER:
-        shown = evenly(names, MOST_LAYERS) if layers is None else names
         figures = [_figure_of_layer(records, probe, name, numbers) for name in shown]
-        figures = [figure for figure in figures if figure.curves]
-        return _with_note(figures, len(shown), len(names))
-    return [f for f in (_figure_of_number(records, probe, key, names) for key in numbers) if f.curves]
+    else:
+        figures = [_figure_of_number(records, probe, key, shown) for key in numbers]
+    return _with_note([figure for figure in figures if figure.curves], len(shown), len(names))
 
 
 def _figure_of_number(records: Sequence[Line], probe: str, key: str, layers: Sequence[str]) -> Figure:
