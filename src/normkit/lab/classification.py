@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normkit.lab import data
+from normkit.lab import data, models
 from normkit.lab.data.transforms import standardized
 from normkit.lab.data.types import DataSet
 from normkit.lab.experiment import Training, Trial
@@ -51,3 +52,21 @@ class Classification:
             rate=rate,
             chance=chance_level(self.classes),
         )
+
+    def vgg(self, norm: models.Norm | None, settings: Mapping[str, Any]) -> nn.Sequential:
+        """A VGG net for these images, of the `depth` and `width` of the settings; its weights are yet to be drawn."""
+        return models.vgg(
+            norm,
+            in_channels=self.channels,
+            classes=self.classes,
+            depth=settings["depth"],
+            width=settings["width"],
+            init=None,
+        )
+
+    def plain_training(self, trial: Trial, model: nn.Module, measure_at: Callable[[int], bool]) -> Training:
+        """Train as Santurkar et al. 2018: Glorot's weights, the same for all arms with a seed, and SGD at one rate."""
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        models.initialize_(model, "glorot", seed=trial.seed)
+        optimizer = torch.optim.SGD(model.parameters(), lr=trial.arm.settings["rate"])
+        return self.training(trial, model, optimizer, measure_at)

@@ -10,6 +10,7 @@ from torch import nn
 
 import normkit as nk
 from normkit.lab import data, models
+from normkit.lab.classification import Classification
 from normkit.lab.data.transforms import standardized
 from normkit.lab.experiment import Trial
 from normkit.lab.experiments.noisy_bn import EXPERIMENT, POPULATION, Noise, NoisyBatchNorm, drifts_more, keeps_up, net
@@ -18,6 +19,7 @@ from normkit.lab.record import Run, TrialRecord, read_run, without_times
 from normkit.lab.trial import RunOptions, run_trial, trial_paths
 
 ARMS = {arm.name: arm for arm in EXPERIMENT.arms("quick")}
+IMAGES = Classification(data.load("fashion-mini"))
 DRIFTS = {"plain": (0.1, 0.05), "bn": (0.01, 0.01), "noisy-bn": (0.4, 0.1), "noisy-plain": (0.9, 0.9)}
 ENDS = {"plain": 0.8, "bn": 0.86, "noisy-bn": 0.85, "noisy-plain": 0.3}
 
@@ -175,7 +177,7 @@ def randomized(model, seed=5):
 @pytest.mark.parametrize("mode", [True, False])
 def test_without_noise_nets_are_the_usual_ones(name, norm, mode):
     usual = randomized(models.vgg(norm, in_channels=1, width=4, init=None)).train(mode)
-    ours = randomized(net(ARMS[name].settings, 1, 10)).train(mode)
+    ours = randomized(net(ARMS[name].settings, IMAGES)).train(mode)
     x = torch.randn(8, 1, 28, 28)
     torch.testing.assert_close(ours(x), usual(x), rtol=1e-4, atol=1e-5)
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in usual.parameters())
@@ -183,7 +185,7 @@ def test_without_noise_nets_are_the_usual_ones(name, norm, mode):
 
 @pytest.mark.parametrize(("noisy", "usual"), [("noisy-bn", "bn"), ("noisy-plain", "plain")])
 def test_noise_changes_training_and_not_evaluation(noisy, usual):
-    ours, theirs = (randomized(net(ARMS[name].settings, 1, 10)) for name in (noisy, usual))
+    ours, theirs = (randomized(net(ARMS[name].settings, IMAGES)) for name in (noisy, usual))
     x = torch.randn(8, 1, 28, 28)
     assert torch.equal(ours.eval()(x), theirs.eval()(x))
     assert (ours.train()(x) - theirs.train()(x)).abs().max().item() > 1e-3
@@ -191,7 +193,7 @@ def test_noise_changes_training_and_not_evaluation(noisy, usual):
 
 @pytest.mark.parametrize("name", ARMS)
 def test_noise_is_between_each_norm_and_its_relu(name):
-    model = net(ARMS[name].settings, 1, 10)
+    model = net(ARMS[name].settings, IMAGES)
     units = [unit for unit in model.modules() if isinstance(unit, nn.Sequential) and hasattr(unit, "layer")]
     norm = [nk.BatchNorm2d] if name.endswith("bn") else []
     assert len(units) == 8

@@ -114,12 +114,7 @@ def probes(model: nn.Module, closure: Closure) -> Sequence[Probe]:
 def _vgg_training(trial: Trial) -> Training:
     settings, images = trial.arm.settings, Classification(data.load(trial.data))
     norm = nk.BatchNorm2d if settings["norm"] == BN else None
-    shape = {"in_channels": images.channels, "classes": images.classes, "width": settings["width"]}
-    model = models.vgg(norm, depth=settings["depth"], init=None, **shape)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    models.initialize_(model, "glorot", seed=trial.seed)  # the same for both nets
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings["rate"])
-    return images.training(trial, model, optimizer, lambda step: step % settings["every"] == 0)
+    return images.plain_training(trial, images.vgg(norm, settings), lambda step: step % settings["every"] == 0)
 
 
 def _linear_training(trial: Trial) -> Training:

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-import torch
-
 import normkit as nk
 from normkit.figures.figure import Cell, Curve, Figure, Table
 from normkit.json_lines import Line
-from normkit.lab import data, models
+from normkit.lab import data
 from normkit.lab.classification import Classification
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Findings
@@ -95,12 +93,7 @@ class Landscapes(Experiment):
         """SGD, and the probe at every measured step."""
         settings, images, every = trial.arm.settings, Classification(data.load(trial.data)), EVERY[trial.scale]
         norm = nk.BatchNorm2d if settings["norm"] == BN else None
-        shape = {"in_channels": images.channels, "classes": images.classes, "width": settings["width"]}
-        model = models.vgg(norm, depth=settings["depth"], init=None, **shape)
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        models.initialize_(model, "glorot", seed=trial.seed)  # the same for both nets
-        optimizer = torch.optim.SGD(model.parameters(), lr=settings["rate"])
-        found = images.training(trial, model, optimizer, lambda step: step % every == 0)
+        found = images.plain_training(trial, images.vgg(norm, settings), lambda step: step % every == 0)
         found.probes = lambda closure: [nk.probes.Landscape(closure, SPAN, rate=RATE)]
         return found
 

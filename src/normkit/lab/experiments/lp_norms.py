@@ -72,12 +72,8 @@ class LpNorms(Experiment):
     def training(self, trial: Trial) -> Training:
         """SGD at a fixed rate."""
         settings, images, every = trial.arm.settings, Classification(data.load(trial.data)), EVERY[trial.scale]
-        shape = {"in_channels": images.channels, "classes": images.classes, "width": settings["width"]}
-        model = models.vgg(norm_of(settings["norm"]), depth=settings["depth"], init=None, **shape)
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        models.initialize_(model, "glorot", seed=trial.seed)  # the same for all arms
-        optimizer = torch.optim.SGD(model.parameters(), lr=settings["rate"])
-        return images.training(trial, model, optimizer, lambda step: step % every == 0)
+        model = images.vgg(norm_of(settings["norm"]), settings)
+        return images.plain_training(trial, model, lambda step: step % every == 0)
 
     def findings(self, run: Run) -> Findings:
         """Compare the ends, each norm at its best rate."""

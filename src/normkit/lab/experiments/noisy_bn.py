@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import normkit as nk
 from normkit.figures.figure import Figure, Table
-from normkit.lab import data, models
+from normkit.lab import data
 from normkit.lab.classification import Classification
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Findings
@@ -83,11 +83,7 @@ class NoisyBatchNorm(Experiment):
     def training(self, trial: Trial) -> Training:
         """SGD; evaluations come in twos, so that drifts from a step to the next are seen."""
         settings, images, every = trial.arm.settings, Classification(data.load(trial.data)), EVERY[trial.scale]
-        model = net(settings, images.channels, images.classes)
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        models.initialize_(model, "glorot", seed=trial.seed)  # the same for all arms
-        optimizer = torch.optim.SGD(model.parameters(), lr=settings["rate"])
-        found = images.training(trial, model, optimizer, lambda step: step % every in (0, 1))
+        found = images.plain_training(trial, net(settings, images), lambda step: step % every in (0, 1))
         if settings["norm"] is not None:
             seen = [x for x, _ in islice(found.batches(0), POPULATION)]
             found.measure = lambda model: _accuracies(model, images, seen)
@@ -146,11 +142,9 @@ def _accuracies(model: nn.Module, images: Classification, batches: Sequence[Tens
         return {"accuracy": stored, "population": images.accuracy(model)}
 
 
-def net(settings: Any, channels: int, classes: int) -> nn.Sequential:
+def net(settings: Any, images: Classification) -> nn.Sequential:
     """Return the net of an arm: each nonlinearity is a module of its own, and before it is a `noise`, on or off."""
-    norm = None if settings["norm"] is None else nk.BatchNorm2d
-    shape = {"in_channels": channels, "classes": classes, "width": settings["width"]}
-    model = models.vgg(norm, depth=settings["depth"], init=None, **shape)
+    model = images.vgg(None if settings["norm"] is None else nk.BatchNorm2d, settings)
     for unit in list(model.modules()):
         if isinstance(unit, nn.Sequential) and hasattr(unit, "layer"):
             _part_(unit, settings["is_noisy"])
