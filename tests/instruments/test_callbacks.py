@@ -1,4 +1,4 @@
-"""Callbacks of frameworks, called as these call them: with small stand-ins, and the real base class where it is."""
+"""Callbacks of frameworks, called as these call them: with small stand-ins, and in whole runs of the real ones."""
 
 import builtins
 import sys
@@ -11,6 +11,7 @@ from torch import nn
 from normkit.errors import ArgumentError, MissingExtraError
 from normkit.instruments import probes, read_records
 from normkit.instruments.callbacks import lightning_callback, trainer_callback
+from support.watched_run import small_net
 
 
 class Wrapper(torch.optim.Optimizer):
@@ -150,6 +151,66 @@ def test_a_trainer_s_training_is_recorded(transformers, model, optimizer, wrappe
 def test_a_trainer_without_an_optimizer_is_refused(transformers, model):
     with pytest.raises(ArgumentError, match="one optimizer; this training has 0"):
         trainer_callback(probes.GradientNorms()).on_train_begin(None, None, None, model=model)
+
+
+# ---- whole runs
+
+
+def fit_by_lightning(callbacks, folder):
+    import lightning.pytorch as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = small_net()
+
+        def training_step(self, batch, number):
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch, number):
+            self.net(batch[0])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+
+    data = torch.utils.data.TensorDataset(torch.randn(40, 3, 8, 8), torch.arange(40) % 5)
+    module, loader = Module(), torch.utils.data.DataLoader(data, 8)
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=callbacks, default_root_dir=folder, **quiet)
+    trainer.fit(module, loader, loader)
+    return module
+
+
+def train_by_transformers(callbacks, folder):
+    from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
+
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+    model = ResNetForImageClassification(ResNetConfig(**sizes, layer_type="basic", num_labels=4))
+    examples = [{"pixel_values": torch.randn(3, 32, 32), "labels": i % 4} for i in range(40)]
+    quiet = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+    options = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "use_cpu": True, **quiet}
+    Trainer(model, TrainingArguments(str(folder), **options), train_dataset=examples, callbacks=callbacks).train()
+    return model
+
+
+@pytest.mark.deep
+@pytest.mark.filterwarnings("ignore")  # the frameworks' own
+@pytest.mark.parametrize(
+    ("run", "make"), [(fit_by_lightning, lightning_callback), (train_by_transformers, trainer_callback)]
+)
+def test_a_whole_run_is_recorded_and_is_the_one_without_probes(run, make, tmp_path):
+    measured = [probes.ActivationMoments(), probes.EffectiveRate(), probes.StatisticsNoise(), probes.GradientNorms()]
+    callback, found = make(measured, every=3), []
+    for callbacks in ([], [callback]):
+        torch.manual_seed(0)
+        found.append(run(callbacks, tmp_path).state_dict())
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+    assert callback.recorder.stopped == {}
+    for probe in measured:
+        assert {record["step"] for record in callback.recorder.of(probe.name)} == {0, 3, 6, 9}
+
+
+# ---- what is refused
 
 
 @pytest.mark.parametrize(("make", "names", "package"), [

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from functools import partial
 
 import numpy
 import pytest
@@ -67,6 +68,56 @@ def test_a_watched_run_is_the_unwatched_one_bit_for_bit(norm):
             run.train(5)
         found.append(whole_state(run))
     assert_same(*found)
+
+
+@pytest.mark.parametrize("given", ["first", "by name"])
+def test_a_closure_s_gradient_is_that_of_its_own_step(given):
+    """Lightning gives each step a closure that runs the model: before it the gradient is that of the step before."""
+    net, found = small_net(), []
+    for with_closure in (False, True):
+        run = WatchedRun(copy.deepcopy(net))
+        if with_closure:
+            run.step = partial(step_with_closure, run, given)
+        torch.manual_seed(1)
+        with nk.attach(run.model, run.all_probes(), every=2, optimizer=run.optimizer) as recorder:
+            run.train(5)
+        assert recorder.stopped == {}
+        found.append((run.model.state_dict(), recorder.records))
+    assert_same(*found)
+    assert {record["step"] for record in found[0][1]} == {0, 2, 4}
+
+
+def step_with_closure(run, given, number):
+    run.choose(number)
+
+    def closure():
+        run.optimizer.zero_grad()
+        loss = run.loss()
+        loss.backward()
+        return loss
+
+    run.optimizer.step(closure) if given == "first" else run.optimizer.step(closure=closure)
+
+
+def test_of_several_evaluations_in_a_step_the_first_counts():
+    run = WatchedRun(small_net(nn.Identity))
+    run.batch = run.images, run.labels
+    optimizer = torch.optim.LBFGS(run.model.parameters(), max_iter=3)
+    norms = []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = run.loss()
+        loss.backward()
+        norms.append(sum(p.grad.square().sum() for p in run.model.parameters()).sqrt().item())
+        return loss
+
+    run.model.eval()  # no dropout
+    with nk.attach(run.model, nk.probes.GradientNorms(), every=1, optimizer=optimizer) as recorder:
+        optimizer.step(closure)
+    assert len(norms) > 1
+    whole = sum(record["gradient"] ** 2 for record in recorder.records) ** 0.5
+    assert whole == pytest.approx(norms[0], rel=1e-5)
 
 
 def test_when_it_lets_go_the_model_is_as_it_was():

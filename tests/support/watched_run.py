@@ -43,9 +43,13 @@ class WatchedRun:
         x, y = self.batch
         return F.cross_entropy(self.output(x), y)
 
-    def step(self, number):
+    def choose(self, number):
+        """Make a step's batch the present one."""
         pick = torch.arange(12 * number, 12 * number + 12) % 40
         self.batch = self.images[pick], self.labels[pick]
+
+    def step(self, number):
+        self.choose(number)
         self.optimizer.zero_grad()
         loss = self.loss()
         loss.backward()

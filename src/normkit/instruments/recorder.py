@@ -54,7 +54,7 @@ class Recorder:
         self._hold.enter_context(hooked(after=after))
         if optimizer is not None:
             for register, event in (
-                (optimizer.register_step_pre_hook, self._before_update),
+                (optimizer.register_step_pre_hook, self._before_step),
                 (optimizer.register_step_post_hook, self._after_update),
             ):
                 self._hold.callback(register(event).remove)
@@ -100,7 +100,27 @@ class Recorder:
         with self._guarded(probe):
             probe.saw(name, layer, (*args, *kwargs.values()), output)
 
-    def _before_update(self, *_: object) -> None:
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """A step begins: the gradient is there, or else the closure that the step is given will compute it."""
+        _, *given = args  # the optimizer itself
+        closure = given[0] if given else kwargs.get("closure")
+        if closure is None:
+            self._before_update()
+            return None
+        evaluations = 0
+
+        def watched() -> Any:
+            nonlocal evaluations
+            loss, evaluations = closure(), evaluations + 1
+            if evaluations == 1:  # those that follow are at other parameters
+                self._before_update()
+            return loss
+
+        return (args[0],), {**kwargs, "closure": watched}
+
+    def _before_update(self) -> None:
         self._collect(lambda probe: probe.before_update(self._watched))
 
     def _after_update(self, *_: object) -> None:
