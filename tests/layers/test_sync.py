@@ -6,10 +6,10 @@ from datetime import timedelta
 import pytest
 import torch
 from torch import distributed, nn
-from torch.multiprocessing import spawn
 
 import normkit as nk
 from support.case import randomize_
+from support.ranks import run_ranks
 
 CHANNELS = 5
 # Masked, both sides are worked in float32: 8 units in the last place of terms up to 8.
@@ -43,22 +43,6 @@ class Counted:
             return collective(*args, **kwargs)
 
         return call
-
-
-def in_group(worker):
-    """Run worker(rank, world) inside a gloo group."""
-
-    def run(rank, world, store):
-        torch.set_num_threads(1)
-        distributed.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=30)
-        )
-        try:
-            worker(rank, world)
-        finally:
-            distributed.destroy_process_group()
-
-    return run
 
 
 def step(layer, x, dy, residual, mask):
@@ -166,22 +150,14 @@ def everything(rank, world):
         share_by_subgroup(rank, world)
 
 
-def run_everything(*args):
-    in_group(everything)(*args)
-
-
-def run_miss_a_rank(*args):
-    in_group(miss_a_rank)(*args)
-
-
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.deep)])
 def test_parts_equal_the_whole(world, tmp_path):
-    spawn(run_everything, args=(world, tmp_path / "store"), nprocs=world)
+    run_ranks(everything, world, tmp_path)
 
 
 @pytest.mark.deep
 def test_a_rank_that_never_comes_is_an_error_that_names_the_layer(tmp_path):
-    spawn(run_miss_a_rank, args=(2, tmp_path / "store"), nprocs=2)
+    run_ranks(miss_a_rank, 2, tmp_path)
 
 
 def test_without_a_process_group_it_is_batch_norm():

@@ -53,11 +53,8 @@ class Recorder:
         after = [(layer, partial(self._saw, probe, name)) for probe in probes for name, layer in probe.layers]
         self._hold.enter_context(hooked(after=after))
         if optimizer is not None:
-            for register, event in (
-                (optimizer.register_step_pre_hook, self._before_step),
-                (optimizer.register_step_post_hook, self._after_update),
-            ):
-                self._hold.callback(register(event).remove)
+            self._hold.callback(optimizer.register_step_pre_hook(self._before_step).remove)
+            self._hold.callback(optimizer.register_step_post_hook(self._after_update).remove)
 
     def write_to(self, output: Output) -> None:
         """Write records to an output as well, from now on; it is closed with the recorder."""

@@ -1,32 +1,18 @@
 """Synchronized norms are recalibrated over all processes: every rank stores the same, that of all ranks' batches."""
 
-from datetime import timedelta
-
 import pytest
 import torch
 from torch import distributed, nn
-from torch.multiprocessing import spawn
 
 import normkit as nk
 from normkit.surgery.statistics.adapt import adapt
 from normkit.surgery.statistics.recalibrate import recalibrate
 from support.case import randomize_
 from support.population_baselines import batch_norms, distance, float64_population
+from support.ranks import run_ranks
 
 WORLD = 2
 SIZES = [(3, 8), (9, 2), (1, 6)]  # of each batch, by rank
-
-
-def in_group(rank, store, check):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=30)
-    )
-    try:
-        torch.manual_seed(3)
-        check(rank)
-    finally:
-        distributed.destroy_process_group()
 
 
 def net(norm):
@@ -40,7 +26,8 @@ def same_on_all_ranks(model):
     return all(torch.equal(every[0], one) for one in every)
 
 
-def check_population(rank):
+def check_population(rank, world):
+    torch.manual_seed(3)
     whole = [torch.randn(sum(sizes), 4) * 2 + i for i, sizes in enumerate(SIZES)]
     own = [x.split(sizes)[rank] for x, sizes in zip(whole, SIZES, strict=True)]
     for norm in (nk.SyncBatchNorm, nn.SyncBatchNorm):
@@ -60,8 +47,9 @@ def check_population(rank):
             adapt(model, own, "tent")
 
 
-def check_roll_back(rank):
+def check_roll_back(rank, world):
     """The first rank's own predictions all become one class, those of both together do not."""
+    torch.manual_seed(3)
     model = nn.Sequential(nk.SyncBatchNorm(2, affine=False), nn.Linear(2, 2))
     with torch.no_grad():
         model[1].weight.copy_(10 * torch.eye(2))
@@ -75,13 +63,13 @@ def check_roll_back(rank):
 
 @pytest.mark.skipif(not distributed.is_available(), reason="this build of torch has no processes to speak to")
 def test_all_ranks_store_the_statistics_of_all_ranks(tmp_path):
-    spawn(in_group, (str(tmp_path / "store"), check_population), nprocs=WORLD)
+    run_ranks(check_population, WORLD, tmp_path)
 
 
 @pytest.mark.skipif(not distributed.is_available(), reason="this build of torch has no processes to speak to")
 @pytest.mark.deep
 def test_all_ranks_decide_together(tmp_path):
-    spawn(in_group, (str(tmp_path / "store"), check_roll_back), nprocs=WORLD)
+    run_ranks(check_roll_back, WORLD, tmp_path)
 
 
 def test_a_group_that_is_not_there_is_not_asked():
