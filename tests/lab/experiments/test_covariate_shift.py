@@ -1,7 +1,5 @@
 """Shifts are compared as the records have them, in nets that differ in their norms alone."""
 
-import itertools
-import json
 from pathlib import Path
 
 import pytest
@@ -10,9 +8,10 @@ from torch import nn
 
 import normkit as nk
 from normkit.lab.experiment import Trial
-from normkit.lab.experiments.covariate_shift import EXPERIMENT, InternalCovariateShift, linear_batches
-from normkit.lab.record import Run, TrialRecord, read_run, without_times
-from normkit.lab.trial import RunOptions, run_trial, trial_paths
+from normkit.lab.experiments.covariate_shift import EXPERIMENT, linear_batches
+from normkit.lab.record import Run, TrialRecord, read_run
+from normkit.lab.trial import RunOptions, run_trial
+from support.interrupted import assert_resumed_as_unbroken
 
 ARMS = {arm.name: arm for arm in EXPERIMENT.arms("desk")}
 QUICK = {arm.name: arm for arm in EXPERIMENT.arms("quick")}
@@ -160,31 +159,7 @@ def test_a_quick_run_has_findings(run):
     assert all(len(curve.y) >= 2 for figure in findings.figures for curve in figure.curves)
 
 
-class Stopped(InternalCovariateShift):
-    """Is interrupted when it asks for the batch of a step."""
-
-    def training(self, trial):
-        found = super().training(trial)
-        batches = found.batches
-
-        def until_then(start):
-            yield from itertools.islice(batches(start), 9 - start)
-            raise KeyboardInterrupt
-
-        found.batches = until_then
-        return found
-
-
 @pytest.mark.parametrize("name", ["vgg-bn-0.1", "linear-bn-1e-06"])
 def test_interrupted_and_resumed_it_has_the_unbroken_record(name, run, tmp_path):
     trial = Trial("covariate-shift", QUICK[name], 0, "quick", "fashion-mini")
-    with pytest.raises(KeyboardInterrupt):
-        run_trial(Stopped(), trial, RunOptions(tmp_path), lambda *step: None)
-    record, checkpoint = trial_paths(trial, tmp_path)
-    assert checkpoint.exists()
-    run_trial(EXPERIMENT, trial, RunOptions(tmp_path, resume=True), lambda *step: None)
-    ours, unbroken = (
-        [without_times(json.loads(line)) for line in path.read_text().splitlines()]
-        for path in (record, run.of(name)[0].path)
-    )
-    assert ours == unbroken
+    assert_resumed_as_unbroken(EXPERIMENT, trial, run.of(name)[0], tmp_path)

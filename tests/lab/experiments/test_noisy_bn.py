@@ -1,7 +1,6 @@
 """Noise is as algorithm 1 has it, in training alone; drifts and accuracies are compared as records have them."""
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,11 @@ from normkit.lab import data, models
 from normkit.lab.classification import Classification
 from normkit.lab.data.transforms import standardized
 from normkit.lab.experiment import Trial
-from normkit.lab.experiments.noisy_bn import EXPERIMENT, POPULATION, Noise, NoisyBatchNorm, drifts_more, keeps_up, net
+from normkit.lab.experiments.noisy_bn import EXPERIMENT, POPULATION, Noise, drifts_more, keeps_up, net
 from normkit.lab.measures import accuracy
-from normkit.lab.record import Run, TrialRecord, read_run, without_times
-from normkit.lab.trial import RunOptions, run_trial, trial_paths
+from normkit.lab.record import Run, TrialRecord, read_run
+from normkit.lab.trial import RunOptions, run_trial
+from support.interrupted import assert_resumed_as_unbroken
 
 ARMS = {arm.name: arm for arm in EXPERIMENT.arms("quick")}
 IMAGES = Classification(data.load("fashion-mini"))
@@ -248,31 +248,7 @@ def test_quick_trials_record_drifts(run):
     assert min(drifts) > 0.05  # units' shifts are drawn anew: 0.4 deviations on average
 
 
-class Stopped(NoisyBatchNorm):
-    """Is interrupted when it asks for the batch of a step."""
-
-    def training(self, trial):
-        found = super().training(trial)
-        batches = found.batches
-
-        def until_then(start):
-            yield from itertools.islice(batches(start), 9 - start)
-            raise KeyboardInterrupt
-
-        found.batches = until_then
-        return found
-
-
 def test_interrupted_and_resumed_it_has_the_unbroken_record(run, tmp_path):
     """Noise comes from the global random state, and drifts are from what the probe remembers."""
     trial = Trial("noisy-bn", ARMS["noisy-bn"], 0, "quick", "fashion-mini")
-    with pytest.raises(KeyboardInterrupt):
-        run_trial(Stopped(), trial, RunOptions(tmp_path), lambda *step: None)
-    record, checkpoint = trial_paths(trial, tmp_path)
-    assert checkpoint.exists()
-    run_trial(EXPERIMENT, trial, RunOptions(tmp_path, resume=True), lambda *step: None)
-    ours, unbroken = (
-        [without_times(json.loads(line)) for line in path.read_text().splitlines()]
-        for path in (record, run.of("noisy-bn")[0].path)
-    )
-    assert ours == unbroken
+    assert_resumed_as_unbroken(EXPERIMENT, trial, run.of("noisy-bn")[0], tmp_path)
