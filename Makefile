@@ -13,7 +13,7 @@ BASE ?= 0
 
 # The instruction set of the C++ loops in a test run: avx512, avx2 or baseline; the machine's best if empty.
 ISA ?=
-PYTEST = $(BIN)/pytest --numprocesses auto --dist loadgroup --base $(BASE) $(if $(ISA),--isa $(ISA))
+PYTEST = $(BIN)/pytest --numprocesses auto --base $(BASE) $(if $(ISA),--isa $(ISA))
 
 .PHONY: help demo test test-deep lint types bench docs dist changelog clean FORCE
 

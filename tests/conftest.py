@@ -17,10 +17,14 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from normkit.kernels import core, layer_calls, select
 
 BASE = "NORMKIT_TEST_BASE"  # in the environment: worker processes, and what tests start, have the same
+
+# What the tests of these modules share takes long to make: one process makes it, and the others go on.
+TOGETHER = ("tests/test_onnx_vectors.py", "tests/kernels/test_sanitized.py")
 
 # An example that was hard once is not kept for the next run: each run depends on its base alone.
 always = settings(
@@ -73,6 +77,19 @@ def pytest_collection_modifyitems(config, items):
 def pytest_sessionfinish():
     """Every test has a deadline (`faulthandler_timeout`), and so has the end of the process that ran them."""
     faulthandler.dump_traceback_later(120, exit=True, file=sys.__stderr__)
+
+
+class Scheduling(LoadScopeScheduling):
+    """Tests go to processes one by one, but for those of a module of `TOGETHER`."""
+
+    def _split_scope(self, nodeid):
+        module = nodeid.partition("::")[0]
+        return module if module in TOGETHER else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)  # without xdist there is no such hook
+def pytest_xdist_make_scheduler(config, log):
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,6 @@ import normkit as nk
 from normkit.kernels import reference, select
 from normkit.kernels.reference import Recipe
 
-pytestmark = pytest.mark.xdist_group("onnx vectors")  # reading them takes seconds: in one process only
-
 
 def batch_normalization(x, scale, bias, mean, var, *, epsilon=1e-5, momentum=0.9, training_mode=0):
     y = nk.functional.batch_norm(

@@ -17,8 +17,7 @@ fcntl = pytest.importorskip("fcntl", reason="sanitizers are preloaded, which Lin
 
 from support.instruction_sets import runnable  # noqa: E402
 
-# The build alone takes two minutes, in which one process waits and the others go on.
-pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("sanitizers")]
+pytestmark = pytest.mark.deep  # the build alone takes two minutes
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "sanitized"
