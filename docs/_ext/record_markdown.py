@@ -6,18 +6,36 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def record_as_markdown(record: dict[str, Any], only: str | None = None) -> str:
-    """Return verdict, tables, notes and provenance of a record; `only` is the title of one table."""
+def record_as_markdown(record: dict[str, Any], only: str | None = None, folder: str = "") -> str:
+    """Return claim, verdict, picture, tables, notes and provenance of a record from a folder.
+
+    `only` is the title of one table.
+    """
     tables = [table for table in record["tables"] if only in (None, table["title"])]
     if not tables:
         raise ValueError(f"no table {only!r}; there are {[table['title'] for table in record['tables']]}")
-    parts = [*_verdict(record), *(line for table in tables for line in _table(table)), *record.get("notes", ())]
-    return "\n\n".join([*parts, *_provenance(record)])
+    parts = [*_verdict(record), *_picture(record, folder), *(line for table in tables for line in _table(table))]
+    return "\n\n".join([*parts, *record.get("notes", ()), *_provenance(record)])
+
+
+def verdicts_as_markdown(records: dict[str, dict[str, Any]]) -> str:
+    """A table of experiments by name, with their claims and verdicts."""
+    rows = [[f"[`{name}`](#{name})", f"**{of['outcome']}**", of["claim"]] for name, of in records.items()]
+    return "\n\n".join(_table({"title": "", "columns": ["experiment", "verdict", "the claim"], "rows": rows}))
 
 
 def _verdict(record: dict[str, Any]) -> Iterator[str]:
+    if "claim" in record:
+        yield f"> {record['claim']}"
     if "outcome" in record:
         yield f"Verdict: **{record['outcome']}**."
+    if "reasons" in record:
+        yield "\n".join(f"- {reason}" for reason in record["reasons"])
+
+
+def _picture(record: dict[str, Any], folder: str) -> Iterator[str]:
+    if "picture" in record:
+        yield f"![{record['picture']['title']}]({folder}{record['picture']['file']})"
 
 
 def _table(table: dict[str, Any]) -> Iterator[str]:

@@ -4,7 +4,7 @@ import pytest
 
 from lab_record import write_records
 from normkit.lab.report import write_numbers
-from record_markdown import record_as_markdown
+from record_markdown import record_as_markdown, verdicts_as_markdown
 from support import report_samples
 from support.pages import ROOT
 
@@ -33,6 +33,22 @@ def test_shows_verdict_tables_notes_and_provenance():
     ]
 
 
+def test_shows_claim_reasons_and_picture():
+    picture = {"file": "b.png", "title": "Loss"}
+    record = RECORD | {"claim": "It is so.", "reasons": ["one.", "two."], "picture": picture}
+    assert record_as_markdown(record, "Steps", "records/").split("\n\n")[:4] == [
+        "> It is so.",
+        "Verdict: **unclear**.",
+        "- one.\n- two.",
+        "![Loss](records/b.png)",
+    ]
+
+
+def test_lists_claims_and_verdicts():
+    text = verdicts_as_markdown({"a-b": RECORD | {"claim": "It is so."}})
+    assert text.splitlines()[2:] == ["| [`a-b`](#a-b) | **unclear** | It is so. |"]
+
+
 def test_shows_one_table_by_its_title():
     assert "Steps" not in record_as_markdown(RECORD, "Ends")
     with pytest.raises(ValueError, match=r"no table 'Middles'; there are \['Steps', 'Ends'\]"):
@@ -59,3 +75,9 @@ def test_the_numbers_of_a_run_become_records(tmp_path):
         assert record["outcome"] == findings.outcome
         assert [table["title"] for table in record["tables"]] == [table.title for table in findings.tables]
         assert section.command in record_as_markdown(record)
+        assert (record["claim"], record["reasons"]) == (findings.claim, list(findings.reasons))
+        if findings.figures:
+            assert record["picture"] == {"file": f"{path.stem}.png", "title": findings.figures[0].title}
+            assert (tmp_path / record["picture"]["file"]).read_bytes().startswith(b"\x89PNG")
+        else:
+            assert "picture" not in record
