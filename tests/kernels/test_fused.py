@@ -494,6 +494,18 @@ def test_statistics_over_dimensions_that_no_operator_has():
     select.normalize(x, recipe)
 
 
+@pytest.mark.parametrize("strides", [(4, 1, 4, 2), (2, 1, 4, 2), (1, 1, 1, 2), (4, 2, 2, 1)])
+def test_a_group_norm_of_one_example_of_any_strides(strides):
+    """Of a size of one the stride says nothing, but torch asks it whether maps are channels_last."""
+    x = torch.randn(4).as_strided((1, 2, 1, 2), strides)
+    weight, bias = torch.randn(2, 2)
+    for dtype in (torch.float32, torch.bfloat16):
+        with select.backend("torch"):
+            found = nk.functional.group_norm(x.to(dtype), 1, weight, bias)
+        expected = F.group_norm(x.to(dtype).contiguous(), 1, weight.to(dtype), bias.to(dtype))
+        torch.testing.assert_close(found, expected, rtol=4 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize("which", ["groups", "instances", "last", "rms"])
 def test_a_batch_of_no_examples(which):
     layer, x = LAYERS[which][0](activation="relu"), torch.randn(0, 6, 5, 7, requires_grad=True)

@@ -13,6 +13,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
@@ -241,14 +242,9 @@ def _group_norm(
     if x.shape[2] == 1 and x.numel() > 0 and not is_transformed_or_dual():
         return _instance_norm(x, recipe, weight, bias, residual)
     flat, beside = x.flatten(1, 2), None if residual is None else residual.flatten(1, 2)
-    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(flat.dim())
-    if (
-        is_transformed_or_dual()  # a batch of tensors cannot tell whether it is channels_last
-        or not flat.is_cpu
-        or channels_last is None
-        or not flat.is_contiguous(memory_format=channels_last)
-    ):
-        flat = flat.contiguous()
+    # As torch's own group_norm does. In a transform, a batch of tensors cannot tell whether it is channels_last.
+    is_plain = flat.is_cpu and not is_transformed_or_dual()
+    flat = flat.contiguous(memory_format=suggest_memory_format(flat) if is_plain else torch.contiguous_format)
     examples, channels = flat.shape[:2]
     own, size = _own(x, weight, bias, (channels,)), prod(flat.shape[2:])
     z, mean, rstd = torch.native_group_norm(flat, *own, examples, channels, size, x.shape[1], recipe.eps)

@@ -86,14 +86,14 @@ NORMS = pytest.mark.parametrize(
 @NORMS
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_a_faithful_program_passes(norm, decomposed):
-    model, x = Net(norm).eval(), image()
+    model, x = Net(norm).double().eval(), image().double()  # norms after norms make much of a rounding
     program = export(model, (x,))
     program = program.run_decompositions({}) if decomposed else program
     model.train()  # its mode does not matter
     before = state_and_modes(model)
     check = check_export(program, model, x)
     assert check.ok, check
-    assert check.parity.max_rel < 1e-6
+    assert check.parity.max_rel < 1e-12
     assert not check.skipped
     assert_as_before(model, before)
 
