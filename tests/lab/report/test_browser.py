@@ -139,6 +139,14 @@ def test_dark_is_dark_from_the_start_and_when_it_comes(open_page):
     assert page.troubles() == []
 
 
+def test_long_names_of_layers_fit_a_phone(browser, tmp_path):
+    names = [f"resnet.encoder.stages.{i}.layers.0.layer.0.normalization" for i in range(3)]
+    figures = [Figure(f"ActivationQuantiles: {name}", "steps", "", [Curve(name, [0, 1], [0, 1])]) for name in names]
+    page = Page(browser, write_page("norms", "", figures, [], tmp_path / "p.html").as_uri(), width=390)
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    page.close()
+
+
 @pytest.mark.parametrize("width", [390, 1400])
 def test_nothing_is_wider_than_the_page(open_page, width):
     page = open_page(width=1000)
