@@ -99,6 +99,24 @@ def step_with_closure(run, given, number):
     run.optimizer.step(closure) if given == "first" else run.optimizer.step(closure=closure)
 
 
+class Renamed(torch.optim.SGD):
+    """Calls its closure by another name, and takes more."""
+
+    def step(self, function=None, scale=1.0):
+        self.scale = scale
+        return super().step(function)
+
+
+def test_what_a_step_is_given_reaches_it():
+    run = WatchedRun(small_net())
+    optimizer = Renamed(run.model.parameters(), lr=0.1)
+    run.choose(0)
+    with nk.attach(run.model, nk.probes.GradientNorms(), every=1, optimizer=optimizer) as recorder:
+        optimizer.step(lambda: run.loss(), 3.0)
+    assert optimizer.scale == 3.0
+    assert recorder.stopped == {}
+
+
 def test_of_several_evaluations_in_a_step_the_first_counts():
     run = WatchedRun(small_net(nn.Identity))
     run.batch = run.images, run.labels

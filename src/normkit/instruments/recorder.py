@@ -115,7 +115,9 @@ class Recorder:
                 self._before_update()
             return loss
 
-        return (args[0],), {**kwargs, "closure": watched}
+        if given:
+            return (optimizer, watched, *given[1:]), kwargs
+        return args, {**kwargs, "closure": watched}
 
     def _before_update(self) -> None:
         self._collect(lambda probe: probe.before_update(self._watched))
