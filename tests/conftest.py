@@ -80,11 +80,14 @@ def pytest_sessionfinish():
 
 
 class Scheduling(LoadScopeScheduling):
-    """Tests go to processes one by one, but for those of a module of `TOGETHER`."""
+    """Tests go to processes in parts of a module, those of a module of `TOGETHER` all to one.
+
+    Not one by one: xdist looks at every parcel that it has handed out each time a test ends.
+    """
 
     def _split_scope(self, nodeid):
         module = nodeid.partition("::")[0]
-        return module if module in TOGETHER else nodeid
+        return module if module in TOGETHER else f"{module} {zlib.crc32(nodeid.encode()) % 8}"
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist there is no such hook

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from support.cases import CASES
+from support.depth import thinned
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ def test_a_copy_computes_the_same_and_shares_nothing(case, duplicate):
         assert torch.equal(twin.state_dict()[name], t)
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("training", thinned([True, False], bool), ids=["train", "eval"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_meta_device(case, training):
     with torch.device("meta"):
