@@ -182,7 +182,7 @@ NK_FLAT void sum_columns(const T* const* rows, int64_t n, const S* shift, S* fir
 
 // ---- what depends on the activation --------------------------------------------------------------------------------
 
-// What the loops are compiled for. The smooth ones are told apart inside: a branch is nothing beside an exponential.
+// What the loops are compiled for. The smooth ones are told apart inside, in most loops once per call (`knowing`).
 enum class Form { none, relu, leaky_relu, smooth };
 
 constexpr int kTogether = 4;  // rows of a block: what a column needs is loaded once for all of them
@@ -245,6 +245,20 @@ template <class T, Form A, bool R, bool I> struct Loops {
   using F = Formula<V, A, R, I>;
   using Gradient = typename F::Gradient;
 
+  // f(kind), known to the compiler: a switch for every vector takes as long as a third of a smooth activation.
+  template <class Body> static void knowing(Activation kind, Body f) {
+    if constexpr (A == Form::smooth) {
+      switch (kind) {
+        case Activation::silu: return f(Known<Activation::silu>{});
+        case Activation::gelu: return f(Known<Activation::gelu>{});
+        case Activation::sigmoid: return f(Known<Activation::sigmoid>{});
+        default: return f(Known<Activation::tanh>{});
+      }
+    }
+    f(Known<Activation::none>{});
+  }
+  template <Activation kind> using Known = std::integral_constant<Activation, kind>;
+
   // ---- runs
 
   // Runs of n values, one after another, with coefficients of their own: body(first, how, stream, coefficients). A
@@ -274,14 +288,21 @@ template <class T, Form A, bool R, bool I> struct Loops {
 
   NK_FLAT static void forward_runs(const T* x, const T* r, T* y, int64_t runs, int64_t n, const Coefficients<S>* k,
                                    Activation kind, bool stream) {
-    across_runs(y, runs, n, k, stream, [&](int64_t i, auto how, bool streamed, const Coefficients<V>& c) {
-      ask_ahead(x + i);
-      put(F::forward(x + i, r + (R ? i : 0), c, how, kind), y + i, how, streamed);
+    knowing(kind, [&](auto known) {
+      across_runs(y, runs, n, k, stream, [&](int64_t i, auto how, bool streamed, const Coefficients<V>& c) {
+        ask_ahead(x + i);
+        put(F::forward(x + i, r + (R ? i : 0), c, how, known), y + i, how, streamed);
+      });
     });
   }
 
   NK_FLAT static void sum_runs(Backward<T> m, int64_t runs, int64_t n, const Coefficients<S>* k, Activation kind,
                                Pending<V>* sums, T* kept) {
+    knowing(kind, [&](auto known) { sum_runs_of(m, runs, n, k, known, sums, kept); });
+  }
+  template <class Kind>
+  static void sum_runs_of(Backward<T> m, int64_t runs, int64_t n, const Coefficients<S>* k, Kind kind, Pending<V>* sums,
+                          T* kept) {
     constexpr int64_t w = V::width;
     for (int64_t run = 0; run < runs; ++run, m = m.at(n), kept = from(kept, n)) {
       const auto c = spread<V>(k[run]);
@@ -317,11 +338,13 @@ template <class T, Form A, bool R, bool I> struct Loops {
 
   NK_FLAT static void backward_runs(Backward<T> m, T* to, T* dr, int64_t runs, int64_t n, const Coefficients<S>* k,
                                     Activation kind, bool through, bool stream) {
-    across_runs(to, runs, n, k, stream, [&](int64_t i, auto how, bool streamed, const Coefficients<V>& c) {
-      if (A == Form::none && !through) return put(V::load(m.dy + i, how) * c.scale, to + i, how, streamed);  // without x
-      const auto e = F::gradient(m.at(i), c, how, kind);
-      put(F::dx(e, c, through), to + i, how, streamed);
-      if (R && dr) e.g.store(dr + i, how);
+    knowing(kind, [&](auto known) {
+      across_runs(to, runs, n, k, stream, [&](int64_t i, auto how, bool streamed, const Coefficients<V>& c) {
+        if (A == Form::none && !through) return put(V::load(m.dy + i, how) * c.scale, to + i, how, streamed);  // without x
+        const auto e = F::gradient(m.at(i), c, how, known);
+        put(F::dx(e, c, through), to + i, how, streamed);
+        if (R && dr) e.g.store(dr + i, how);
+      });
     });
   }
 
@@ -339,45 +362,51 @@ template <class T, Form A, bool R, bool I> struct Loops {
 
   NK_FLAT static void forward_rows(const T* x, const T* r, T* y, int64_t rows, int64_t stride, int64_t n,
                                    ColumnCoefficients<S> k, Activation kind, int64_t ahead, bool stream) {
-    for (int64_t row = 0; row < rows; ++row, x += stride, r += R ? stride : 0, y += stride) {
-      across<V>(n, [&](int64_t j, auto how) {
-        ask_ahead(x + j, ahead);
-        put(F::forward(x + j, r + (R ? j : 0), load<V>(k, j, how), how, kind), y + j, how, stream);
-      });
-    }
+    knowing(kind, [&](auto known) {
+      for (int64_t row = 0; row < rows; ++row, x += stride, r += R ? stride : 0, y += stride) {
+        across<V>(n, [&](int64_t j, auto how) {
+          ask_ahead(x + j, ahead);
+          put(F::forward(x + j, r + (R ? j : 0), load<V>(k, j, how), how, known), y + j, how, stream);
+        });
+      }
+    });
   }
 
   template <int K>
   NK_FLAT static void sum_rows(Backward<T> m, int64_t stride, int64_t n, ColumnCoefficients<S> k, Activation kind,
                                S* first, S* second, T* kept) {
     const int64_t ahead = ahead_of<K, T>(stride);
-    across<V>(n, [&](int64_t j, auto how) {
-      const auto c = load<V>(k, j, how);
-      V a = V::load(first + j, how), b = V::load(second + j, how);
-      for (int row = 0; row < K; ++row) {
-        ask_ahead(m.dy + row * stride + j, ahead);
-        ask_ahead(m.x + row * stride + j, ahead);
-        const Gradient e = F::gradient(m.at(row * stride + j), c, how, kind);
-        if (A == Form::smooth && kept) e.g.store(kept + row * stride + j, how);
-        a = a + e.g; b = fma(e.g, F::xhat(e.d, c), b);
-      }
-      a.store(first + j, how);
-      b.store(second + j, how);
+    knowing(kind, [&](auto known) {
+      across<V>(n, [&](int64_t j, auto how) {
+        const auto c = load<V>(k, j, how);
+        V a = V::load(first + j, how), b = V::load(second + j, how);
+        for (int row = 0; row < K; ++row) {
+          ask_ahead(m.dy + row * stride + j, ahead);
+          ask_ahead(m.x + row * stride + j, ahead);
+          const Gradient e = F::gradient(m.at(row * stride + j), c, how, known);
+          if (A == Form::smooth && kept) e.g.store(kept + row * stride + j, how);
+          a = a + e.g; b = fma(e.g, F::xhat(e.d, c), b);
+        }
+        a.store(first + j, how);
+        b.store(second + j, how);
+      });
     });
   }
 
   NK_FLAT static void backward_rows(Backward<T> m, T* to, T* dr, int64_t rows, int64_t stride, int64_t n,
                                     ColumnCoefficients<S> k, Activation kind, bool through, int64_t ahead, bool stream) {
-    for (int64_t row = 0; row < rows; ++row, m = m.at(stride), to += stride, dr = from(dr, stride)) {
-      across<V>(n, [&](int64_t j, auto how) {
-        ask_ahead(m.dy + j, ahead);
-        ask_ahead(m.x + j, ahead);
-        const auto c = load<V>(k, j, how);
-        const auto e = F::gradient(m.at(j), c, how, kind);
-        put(F::dx(e, c, through), to + j, how, stream);
-        if (R && dr) e.g.store(dr + j, how);
-      });
-    }
+    knowing(kind, [&](auto known) {
+      for (int64_t row = 0; row < rows; ++row, m = m.at(stride), to += stride, dr = from(dr, stride)) {
+        across<V>(n, [&](int64_t j, auto how) {
+          ask_ahead(m.dy + j, ahead);
+          ask_ahead(m.x + j, ahead);
+          const auto c = load<V>(k, j, how);
+          const auto e = F::gradient(m.at(j), c, how, known);
+          put(F::dx(e, c, through), to + j, how, stream);
+          if (R && dr) e.g.store(dr + j, how);
+        });
+      }
+    });
   }
 
   // ---- lines: K of one group, each with its own statistics. What a column needs is loaded once for all of them. All are

@@ -1,7 +1,8 @@
-// Smooth activations in float lanes: each value within a few units in the last place, each slope likewise.
+// Smooth activations in float lanes: each value within a few units in the last place of the largest, each slope within a
+// few of its own.
 //
-// All go back to the exponential of a number that is not positive, which cannot overflow. Polynomials are minimax fits;
-// what a fit leaves is below a tenth of a unit in the last place.
+// Polynomials are minimax fits; what a fit leaves is below a tenth of a unit in the last place, unless said otherwise.
+// Comparisons and choices take as long as multiplications, so that outputs, which an evaluation waits for, do without.
 #pragma once
 
 #include "lanes.h"
@@ -14,92 +15,100 @@ template <class V, class... Rest> V polynomial(V x, float constant, Rest... rest
   return fma(x, polynomial(x, rest...), V::all(constant));
 }
 
-// e^x for x <= 0; zero from -86 on, before the result would be subnormal.
-template <class V> V exp_of_negative(V x) {
-  const V clamped = larger(V::all(-86.0f), x);
-  const V t = fma(clamped, V::all(1.44269504f), V::all(V::kRound)), n = t - V::all(V::kRound);
+// -z, held between -most and most. A NaN stays one.
+template <class V> V minus_within(float most, V z) {
+  return larger(V::all(-most), V::all(0) - larger(V::all(-most), z));
+}
+
+// e^x for -87 <= x <= 87, where neither it nor its inverse is subnormal. Of a NaN anything.
+constexpr float kFar = 87;
+template <class V> V exp_within_range(V x) {
+  const V t = fma(x, V::all(1.44269504f), V::all(V::kRound)), n = t - V::all(V::kRound);
   // log(2) in two parts, of which n times the first is exact.
-  const V r = fma(n, V::all(2.12194440e-4f), fma(n, V::all(-0.693359375f), clamped));
+  const V r = fma(n, V::all(2.12194440e-4f), fma(n, V::all(-0.693359375f), x));
   const V q = polynomial(r, 0.5f, 0.16666513681411743f, 0.0416661873459816f, 0.008369590155780315f,
                          0.0013951703440397978f);
-  const V p = fma(r * r, q, r) + V::all(1);
-  return where(below(x, V::all(-86.0f)), V::all(0), times_two_to(p, t));
+  return times_two_to(fma(r * r, q, r) + V::all(1), t);
 }
 
 // The logistic function of z and of -z: neither is a difference.
 template <class V> struct Logistic {
-  V of, of_minus;
-  explicit Logistic(V z) {
-    const V e = exp_of_negative(V::all(0) - magnitude(z)), large = V::all(1) / (V::all(1) + e), small = e * large;
-    const auto negative = below(z, V::all(0));
-    of = where(negative, small, large);
-    of_minus = where(negative, large, small);
+  V minus, of, of_minus;  // minus: -z, not too far from zero
+  explicit Logistic(V z) : minus(minus_within(kFar, z)) {
+    const V e = exp_within_range(minus);
+    of = V::all(1) / (V::all(1) + e);
+    of_minus = e * of;
   }
 };
 
-// The standard normal distribution's cumulative probability and density at z.
-template <class V> struct Normal {
-  V probability, density;
-  explicit Normal(V z) {
-    const V a = magnitude(z);
-    density = exp_of_negative(a * a * V::all(-0.5f)) * V::all(0.3989422804f);
-    // The tail over the density is smooth: a polynomial of 1 / (1 + 0.27 a) gives it with a small relative error.
-    const V u = V::all(1) / fma(a, V::all(0.27f), V::all(1));
-    const V ratio = u * polynomial(u, 0.2700144648551941f, 0.2695890963077545f, 0.25507259368896484f,
-                                   0.18107877671718597f, 0.2692122459411621f, -0.17200979590415955f,
-                                   0.4243527352809906f, -0.3164760172367096f, 0.07248003780841827f);
-    const V tail = density * ratio;
-    probability = where(below(z, V::all(0)), tail, V::all(1) - tail);
-  }
-};
+// Far below zero, -87 over what it is divided by is as good as zero.
+template <class V> V silu(V z) {
+  return larger(V::all(-kFar), z) / (V::all(1) + exp_within_range(minus_within(kFar, z)));
+}
+template <class V> V silu_slope(V z) {
+  const Logistic<V> s(z);
+  return fma(V::all(0) - s.minus * s.of, s.of_minus, s.of);
+}
 
-// (1 - e) / (1 + e) with e = exp(-2 |z|); about zero, where that cancels, a series.
+// z times the standard normal distribution's probability, 1/2 + z p(z^2) / q(z^2). At the ends of the fit rounding makes
+// that 0 and 1, with fused multiplications and without. As of torch's, the error is one of a probability's last place, not
+// of the small values far below zero.
+template <class V> V gelu(V z) {
+  constexpr float end = 5.320003509521484f;
+  const V minus = minus_within(end, z), square = minus * minus;
+  const V p = polynomial(square, 0.3989420533180237f, 0.03571590036153793f, 0.004498140886425972f,
+                         0.0001695498067419976f, 3.288765356046497e-06f, -2.2837809865450254e-08f,
+                         1.1793198362308743e-10f);
+  const V q = polynomial(square, 1.0f, 0.2561899423599243f, 0.028978999704122543f, 0.0018218490295112133f,
+                         6.258014764171094e-05f);
+  return larger(V::all(-end), z) * (V::all(0.5f) - minus * (p / q));
+}
+template <class V> V gelu_slope(V z) {
+  const V minus = minus_within(13.0f, z), a = magnitude(minus);
+  const V density = exp_within_range(a * a * V::all(-0.5f)) * V::all(0.3989422804f);
+  // The tail over the density is smooth: a polynomial of 1 / (1 + 0.27 a) gives it with a small relative error.
+  const V u = V::all(1) / fma(a, V::all(0.27f), V::all(1));
+  const V ratio = u * polynomial(u, 0.2700144648551941f, 0.2695890963077545f, 0.25507259368896484f,
+                                 0.18107877671718597f, 0.2692122459411621f, -0.17200979590415955f,
+                                 0.4243527352809906f, -0.3164760172367096f, 0.07248003780841827f);
+  const V tail = density * ratio;
+  const V probability = where(below(minus, V::all(0)), V::all(1) - tail, tail);
+  return probability - minus * density;
+}
+
+// (1 - e) / (1 + e) with e = exp(-2 z); about zero, where that cancels, a series.
 template <class V> V hyperbolic_tangent(V z) {
-  const V e = exp_of_negative(magnitude(z) * V::all(-2)), square = z * z;
+  const V e = exp_within_range(minus_within(kFar, z + z)), square = z * z;
   const V far = (V::all(1) - e) / (V::all(1) + e);
   const V series = polynomial(square, -0.3333328366279602f, 0.13331490755081177f, -0.05374349281191826f,
                               0.020650574937462807f, -0.005717032589018345f);
   const V near = fma(z * square, series, z);
-  const V signed_far = where(below(z, V::all(0)), V::all(0) - far, far);
-  return where(below(magnitude(z), V::all(0.625f)), near, signed_far);
+  return where(below(magnitude(z), V::all(0.625f)), near, far);
 }
 
+// Where z is a factor of the result, a NaN needs no care.
 template <class V> V smooth(Activation kind, V z) {
-  V y = z;
   switch (kind) {
-    case Activation::silu: y = z * Logistic<V>(z).of; break;
-    case Activation::gelu: y = z * Normal<V>(z).probability; break;
-    case Activation::sigmoid: y = Logistic<V>(z).of; break;
-    default: y = hyperbolic_tangent(z); break;
+    case Activation::silu: return silu(z);
+    case Activation::gelu: return gelu(z);
+    case Activation::sigmoid: return where(is_nan(z), z, Logistic<V>(z).of);
+    default: return where(is_nan(z), z, hyperbolic_tangent(z));
   }
-  return where(is_nan(z), z, y);
 }
 
 template <class V> V smooth_slope(Activation kind, V z) {
-  V slope = z;
   switch (kind) {
-    case Activation::silu: {
-      const Logistic<V> s(z);
-      slope = s.of * fma(z, s.of_minus, V::all(1));
-      break;
-    }
-    case Activation::gelu: {
-      const Normal<V> normal(z);
-      slope = fma(z, normal.density, normal.probability);
-      break;
-    }
+    case Activation::silu: return silu_slope(z);
+    case Activation::gelu: return gelu_slope(z);
     case Activation::sigmoid: {
       const Logistic<V> s(z);
-      slope = s.of * s.of_minus;
-      break;
+      return where(is_nan(z), z, s.of * s.of_minus);
     }
     default: {
       const Logistic<V> s(z + z);  // tanh(z) = 2 s(2 z) - 1
-      slope = V::all(4) * s.of * s.of_minus;
-      break;
+      return where(is_nan(z), z, V::all(4) * s.of * s.of_minus);
     }
   }
-  return where(is_nan(z), z, slope);
 }
 
 }  // namespace NK_NAMESPACE
