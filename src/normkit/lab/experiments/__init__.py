@@ -24,6 +24,7 @@ NAMES: dict[str, str] = {
     "scale-invariance": ".scale_invariance",
     "geometry": ".geometry",
     "coupling": ".coupling",
+    "small-batch": ".small_batch",
 }
 
 # Experiments that are run together and reported on one page. The longest comes first, which keeps all cores busy.

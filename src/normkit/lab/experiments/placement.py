@@ -119,9 +119,15 @@ def net(settings: Any, shape: tuple[int, ...], classes: int) -> models.ResNet:
     is_after = settings["placement"] == AFTER
     norm = None if is_after else norms[settings["norm"]]
     model = models.resnet(
-        8, norm, in_channels=channels, classes=classes, block=settings["block"], width=settings["width"], init=None
+        8,
+        norm,
+        in_channels=channels,
+        classes=classes,
+        block=settings["block"],
+        width=settings["width"],
+        stem_stride=2,
+        init=None,
     )
-    next(module for module in model.modules() if isinstance(module, nn.Conv2d)).stride = (2, 2)
     if is_after:
         _append_norms_(model)
     return model

@@ -112,12 +112,14 @@ def resnet(
     classes: int = 10,
     block: BlockName = "v1",
     width: int = 16,
+    stem_stride: int = 1,
     init: InitName | None = "he",
     scale: float = 1.0,
 ) -> ResNet:
     """Return a net of 20, 32, 44, 56, 110 or any 6n + 2 layers for 32x32 and 28x28, in stages of 1, 2 and 4 widths.
 
-    "plain" blocks have no shortcuts. Shortcuts have no parameters: new channels begin as zeros.
+    "plain" blocks have no shortcuts. Shortcuts have no parameters: new channels begin as zeros. With a
+    `stem_stride` of 2 in the first convolution the net is four times as fast.
     """
     if depth < 8 or depth % 6 != 2:
         raise ArgumentError(f"depth must be 6n + 2, as 20, 32, 44, 56 or 110; got {depth}.")
@@ -125,9 +127,9 @@ def resnet(
         raise ArgumentError(f"block must be one of {', '.join(_BLOCKS)}; got {block!r}.")
     finish = Finish(norm)
     is_preact = block == "preact"
-    stem: nn.Module = conv_unit(in_channels, width, 3, finish)
+    stem: nn.Module = conv_unit(in_channels, width, 3, finish, stride=stem_stride)
     if is_preact:  # the first block brings the norm and the activation
-        stem = nn.Conv2d(in_channels, width, 3, padding=1, bias=finish.bias)
+        stem = nn.Conv2d(in_channels, width, 3, stem_stride, padding=1, bias=finish.bias)
     stages = _stages(_BLOCKS[block], width, (width, 2 * width, 4 * width), depth // 6, finish)
     end = norm_unit(4 * width, finish) if is_preact else nn.Identity()
     model = ResNet(stem, stages, end, 4 * width, classes)
