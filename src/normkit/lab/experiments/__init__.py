@@ -25,6 +25,7 @@ NAMES: dict[str, str] = {
     "geometry": ".geometry",
     "coupling": ".coupling",
     "small-batch": ".small_batch",
+    "shift": ".shift",
 }
 
 # Experiments that are run together and reported on one page. The longest comes first, which keeps all cores busy.
