@@ -26,6 +26,7 @@ NAMES: dict[str, str] = {
     "coupling": ".coupling",
     "small-batch": ".small_batch",
     "shift": ".shift",
+    "norm-free": ".norm_free",
 }
 
 # Experiments that are run together and reported on one page. The longest comes first, which keeps all cores busy.
