@@ -30,7 +30,7 @@ _MODULES: dict[str, ActivationFactory] = {
     "sigmoid": nn.Sigmoid,
     "tanh": nn.Tanh,
 }
-# What the native loops compute along with the norm. Any other would send the norm to the slower reference.
+# What goes into the norm. Smooth ones stay modules of their own, where hooks read what enters them.
 _FUSED = ("relu", "leaky_relu")
 
 
