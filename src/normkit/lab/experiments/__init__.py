@@ -26,6 +26,7 @@ NAMES: dict[str, str] = {
     "coupling": ".coupling",
     "small-batch": ".small_batch",
     "shift": ".shift",
+    "whitening": ".whitening",
     "norm-free": ".norm_free",
 }
 
