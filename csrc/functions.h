@@ -41,13 +41,14 @@ template <class V> struct Logistic {
   }
 };
 
-// Far below zero, -87 over what it is divided by is as good as zero.
+// As torch's, silu and gelu of minus infinity, and their slopes at infinities, are no numbers: zero times infinity.
 template <class V> V silu(V z) {
-  return larger(V::all(-kFar), z) / (V::all(1) + exp_within_range(minus_within(kFar, z)));
+  constexpr float least = 1.65e-38f;  // more than the logistic function of -87, so that nothing is left of it far below
+  return z * larger(V::all(0), Logistic<V>(z).of - V::all(least));
 }
 template <class V> V silu_slope(V z) {
   const Logistic<V> s(z);
-  return fma(V::all(0) - s.minus * s.of, s.of_minus, s.of);
+  return fma(V::all(0) - s.minus * s.of, s.of_minus, s.of) + (z - z);
 }
 
 // z times the standard normal distribution's probability, 1/2 + z p(z^2) / q(z^2). At the ends of the fit rounding makes
@@ -61,7 +62,7 @@ template <class V> V gelu(V z) {
                          1.1793198362308743e-10f);
   const V q = polynomial(square, 1.0f, 0.2561899423599243f, 0.028978999704122543f, 0.0018218490295112133f,
                          6.258014764171094e-05f);
-  return larger(V::all(-end), z) * (V::all(0.5f) - minus * (p / q));
+  return z * (V::all(0.5f) - minus * (p / q));
 }
 template <class V> V gelu_slope(V z) {
   const V minus = minus_within(13.0f, z), a = magnitude(minus);
@@ -73,7 +74,7 @@ template <class V> V gelu_slope(V z) {
                                  0.4243527352809906f, -0.3164760172367096f, 0.07248003780841827f);
   const V tail = density * ratio;
   const V probability = where(below(minus, V::all(0)), V::all(1) - tail, tail);
-  return probability - minus * density;
+  return probability - minus * density + (z - z);
 }
 
 // (1 - e) / (1 + e) with e = exp(-2 z); about zero, where that cancels, a series.

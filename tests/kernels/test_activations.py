@@ -45,6 +45,13 @@ def test_far_from_zero(loops, name):
 
 
 @pytest.mark.parametrize("name", SMOOTH)
+def test_infinities_give_what_they_give_in_torch(loops, name):
+    z = torch.tensor([float("inf"), -float("inf"), *torch.randn(9)]).view(1, 1, -1)
+    for found, expected in zip(value_and_slope(loops(name), z), value_and_slope(SMOOTH[name], z), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
 @pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF], ids=hex)
 def test_any_nan_stays_one(loops, name, bits):
     z = torch.tensor([bits - 2**32 if bits >= 2**31 else bits], dtype=torch.int32).view(torch.float32)
