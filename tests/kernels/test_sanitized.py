@@ -17,7 +17,7 @@ fcntl = pytest.importorskip("fcntl", reason="sanitizers are preloaded, which Lin
 
 from support.instruction_sets import runnable  # noqa: E402
 
-pytestmark = pytest.mark.deep  # the build alone takes two minutes
+pytestmark = pytest.mark.deep  # the build alone takes minutes
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "sanitized"
@@ -25,8 +25,11 @@ DRIVER = ROOT / "tests" / "support" / "sanitized_driver.py"
 INSTRUCTION_SETS = runnable()
 
 
-def run(*command, **options):
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600, check=False, **options)
+BUILDING = 840  # seconds, less than a test's own deadline: nine minutes of processors, which other tests keep busy too
+
+
+def run(*command, timeout=600, **options):
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=timeout, check=False, **options)
 
 
 def find(tool, remedy):
@@ -70,7 +73,7 @@ def build(cmake, compiler, into):
             f"-DPython_EXECUTABLE={sys.executable}",
         ]
         for command in (["-S", ROOT, "-B", tree, *settings], ["--build", tree, "--parallel", os.cpu_count() or 1]):
-            made = run(cmake, *command)
+            made = run(cmake, *command, timeout=BUILDING)
             if made.returncode != 0:
                 pytest.fail(f"The sanitized core does not build:\n{made.stdout[-3000:]}\n{made.stderr[-5000:]}")
         into.parent.mkdir(exist_ok=True)
