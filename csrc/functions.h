@@ -1,7 +1,6 @@
-// Smooth activations in float lanes: each value within a few units in the last place of the largest, each slope within a
-// few of its own.
+// Smooth activations in float lanes: values and slopes within a few units in the last place of the largest.
 //
-// Polynomials are minimax fits; what a fit leaves is below a tenth of a unit in the last place, unless said otherwise.
+// Polynomials are minimax fits; what a fit leaves is below a tenth of a unit in the last place, in gelu's a third.
 // Comparisons and choices take as long as multiplications, so that outputs, which an evaluation waits for, do without.
 #pragma once
 

@@ -13,7 +13,9 @@ from support.bounds import bound_of_any
 from support.cases import CASES, TWINS
 from support.depth import thinned
 
-BACKENDS = thinned(["native", "torch", "reference"], lambda backend: backend != "reference")  # see test_formula.py
+BACKENDS = thinned(
+    ["native", "torch", "reference"], lambda backend: backend != "reference"
+)  # which most other tests compare with
 DTYPES = thinned([torch.float32, torch.bfloat16, torch.float16], lambda dtype: dtype is torch.float32)
 
 

@@ -10,7 +10,7 @@ from support.cases import CASES
 from support.depth import thinned
 from support.rounding import FLOAT
 
-# The two long types are in test_formula.py, too.
+# Outputs in the two long types are in test_formula.py, too, and gradients in test_gradients.py.
 DTYPES = thinned([torch.float64, torch.float32, torch.bfloat16, torch.float16], lambda dtype: dtype is torch.float16)
 HALF = thinned([torch.bfloat16, torch.float16], lambda dtype: dtype is torch.bfloat16)
 

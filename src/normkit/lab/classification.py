@@ -64,6 +64,21 @@ class Classification:
             init=None,
         )
 
+    def small_resnet(self, norm: models.Norm, seed: int) -> models.ResNet:
+        """Eight layers in residual blocks, on maps of half the images' size; weights depend on the seed alone."""
+        model = models.resnet(
+            8, norm, in_channels=self.channels, classes=self.classes, width=8, stem_stride=2, init=None
+        )
+        models.initialize_(model, seed=seed)
+        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    def falling_training(self, trial: Trial, model: nn.Module, measure_at: Callable[[int], bool]) -> Training:
+        """Train by SGD with the `momentum` of the trial's settings, at a rate that falls linearly to 0."""
+        settings = trial.arm.settings
+        rate, steps = settings["rate"], settings["steps"]
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=settings["momentum"], fused=True)
+        return self.training(trial, model, optimizer, measure_at, lambda step: rate * (1 - step / steps))
+
     def plain_training(self, trial: Trial, model: nn.Module, measure_at: Callable[[int], bool]) -> Training:
         """Train as Santurkar et al. 2018: Glorot's weights, the same for all arms with a seed, and SGD at one rate."""
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import normkit as nk
 from normkit.lab import data
 from normkit.lab.experiment import Trial
+from normkit.lab.experiments import shift
 from normkit.lab.experiments.shift import (
     EXPERIMENT,
     SHIFTS,
@@ -99,7 +101,7 @@ def test_shifts_are_what_they_are_called():
 
 
 @pytest.mark.parametrize("arm", ["batch", "group"])
-def test_the_model_is_as_it_was_and_halves_do_not_meet(arm):
+def test_the_model_is_as_it_was(arm):
     found = data.load("fashion-mini")
     model = EXPERIMENT.training(Trial("shift", ARMS[arm], 0, "quick", "fashion-mini")).model.eval()
     before = copy.deepcopy(model.state_dict())
@@ -109,6 +111,26 @@ def test_the_model_is_as_it_was_and_halves_do_not_meet(arm):
     assert all(p.grad is None for p in model.parameters())
     assert list(numbers["shifts"]) == list(SHIFTS)
     assert all(("tent" in of) == (arm == "batch") for of in numbers["shifts"].values())
+
+
+def test_what_is_adapted_to_is_not_measured_with(monkeypatch):
+    model = EXPERIMENT.training(Trial("shift", ARMS["batch"], 0, "quick", "fashion-mini")).model.eval()
+    seen = {"adapted to": set(), "measured with": set()}
+
+    def noting(which, function, images_of):
+        def noted(*args):
+            seen[which] |= {image.numpy().tobytes() for image in images_of(args)}
+            return function(*args)
+
+        return noted
+
+    monkeypatch.setattr(nk, "adapt", noting("adapted to", nk.adapt, lambda args: torch.cat(args[1])))
+    monkeypatch.setattr(shift, "accuracy", noting("measured with", shift.accuracy, lambda args: args[1]))
+    with torch.no_grad():
+        Shifted(data.load("fashion-mini"), 32, 0).measure(model, True, [8])
+    assert len(seen["adapted to"]) == 32 * len(SHIFTS)
+    assert len(seen["measured with"]) == 32 * (len(SHIFTS) + 1)
+    assert not seen["adapted to"] & seen["measured with"]
 
 
 def test_a_quick_trial_measures_everything_at_its_end(tmp_path):

@@ -8,7 +8,7 @@ import torch
 from normkit.lab import data
 from normkit.lab.classification import Classification
 from normkit.lab.experiment import Trial
-from normkit.lab.experiments.whitening import EXPERIMENT, NORMS, RATES, at_better_rate, is_dearer, is_faster, net
+from normkit.lab.experiments.whitening import EXPERIMENT, NORMS, RATES, at_better_rate, is_dearer, is_faster
 from normkit.lab.record import Run, TrialRecord, read_run
 from normkit.lab.trial import RunOptions, run_trial
 from support.depth import thinned
@@ -76,7 +76,8 @@ def test_parts_of_the_verdict():
 
 def test_arms_start_from_the_same_weights():
     images = Classification(data.load("fashion-mini"))
-    weights = [[p for p in net(arm.settings, images, 4).parameters() if p.ndim > 1] for arm in ARMS.values()]
+    nets = [images.small_resnet(norm, 4) for norm in NORMS.values()]
+    weights = [[p for p in net.parameters() if p.ndim > 1] for net in nets]
     assert all(torch.equal(a, b) for other in weights[1:] for a, b in zip(weights[0], other, strict=True))
     assert {arm.settings["norm"] for arm in ARMS.values()} == set(NORMS)
 

@@ -78,13 +78,7 @@ class Placement(Experiment):
         models.initialize_(model, seed=trial.seed)  # the same for all arms
         if settings["norm"] != "PositionBatchNorm2d":  # which is several times slower in that layout
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return Classification(found).training(
-            trial,
-            model,
-            torch.optim.SGD(model.parameters(), lr=settings["rate"], momentum=settings["momentum"], fused=True),
-            lambda step: step % EVERY[trial.scale] == 0,
-            lambda step: settings["rate"] * (1 - step / settings["steps"]),
-        )
+        return Classification(found).falling_training(trial, model, lambda step: step % EVERY[trial.scale] == 0)
 
     def findings(self, run: Run) -> Findings:
         """Compare the ends, each placement at its better rate."""

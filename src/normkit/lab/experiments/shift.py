@@ -73,20 +73,8 @@ class Shift(Experiment):
         """SGD; everything is measured at the end."""
         settings, found = trial.arm.settings, data.load(trial.data)
         images = Classification(found)
-        model = models.resnet(
-            8,
-            NORMS[settings["norm"]],
-            in_channels=images.channels,
-            classes=images.classes,
-            width=8,
-            stem_stride=2,
-            init=None,
-        )
-        models.initialize_(model, seed=trial.seed)
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        optimizer = torch.optim.SGD(model.parameters(), lr=settings["rate"], momentum=settings["momentum"], fused=True)
-        falling = lambda step: settings["rate"] * (1 - step / settings["steps"])  # noqa: E731
-        training = images.training(trial, model, optimizer, lambda step: False, falling)
+        model = images.small_resnet(NORMS[settings["norm"]], trial.seed)
+        training = images.falling_training(trial, model, lambda step: False)
         shifted = Shifted(found, IMAGES[trial.scale], trial.seed)
         training.measure = lambda model: shifted.measure(model, settings["norm"] == BATCH, settings["few"])
         return training

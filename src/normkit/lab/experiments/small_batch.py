@@ -8,7 +8,6 @@ from itertools import islice
 from statistics import median
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -86,11 +85,8 @@ class SmallBatch(Experiment):
         settings, images = trial.arm.settings, Classification(data.load(trial.data))
         large = [x for x, _ in islice(images.batches(settings["largest"], trial.seed, 0), POPULATION)]
         model = net(settings, images, trial.seed, large)
-        steps, rate = settings["steps"], settings["rate"]
-        every = steps // MEASUREMENTS[trial.scale]
-        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=settings["momentum"], fused=True)
-        falling = lambda step: rate * (1 - step / steps)  # noqa: E731
-        training = images.training(trial, model, optimizer, lambda step: step % every == 0, falling)
+        every = settings["steps"] // MEASUREMENTS[trial.scale]
+        training = images.falling_training(trial, model, lambda step: step % every == 0)
         if settings["norm"] == BATCH:
             training.measure = partial(_accuracies, images=images, batches=large)
         return training
@@ -133,11 +129,7 @@ class Centred(nn.Module):
 
 def net(settings: Mapping[str, Any], images: Classification, seed: int, batches: Sequence[Tensor]) -> nn.Module:
     """Return the net of an arm, whose weights depend on the seed alone; `batches` are for frozen statistics."""
-    model = models.resnet(
-        8, _norm(settings), in_channels=images.channels, classes=images.classes, width=8, init=None, stem_stride=2
-    )
-    models.initialize_(model, seed=seed)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = images.small_resnet(_norm(settings), seed)
     if settings["norm"] == "moving":
         for module in list(model.modules()):
             if isinstance(module, nn.Conv2d):

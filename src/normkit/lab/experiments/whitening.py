@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from statistics import median
-from typing import Any
-
-import torch
 
 import normkit as nk
 from normkit.figures.figure import Figure, Table
@@ -61,20 +58,14 @@ class Whitening(Experiment):
 
     def arms(self, scale: Scale) -> Sequence[Arm]:
         """Every norm at two rates."""
-        shared = {"batch": 64, "width": 8, "momentum": MOMENTUM, "steps": STEPS[scale]}
+        shared = {"batch": 64, "momentum": MOMENTUM, "steps": STEPS[scale]}
         return [Arm(f"{norm}-{rate}", shared | {"norm": norm, "rate": rate}) for norm in NORMS for rate in RATES]
 
     def training(self, trial: Trial) -> Training:
         """SGD with a rate that falls linearly."""
         settings, images, every = trial.arm.settings, Classification(data.load(trial.data)), EVERY[trial.scale]
-        model = net(settings, images, trial.seed)
-        return images.training(
-            trial,
-            model,
-            torch.optim.SGD(model.parameters(), lr=settings["rate"], momentum=settings["momentum"], fused=True),
-            lambda step: step % every == 0,
-            lambda step: settings["rate"] * (1 - step / settings["steps"]),
-        )
+        model = images.small_resnet(NORMS[settings["norm"]], trial.seed)
+        return images.falling_training(trial, model, lambda step: step % every == 0)
 
     def findings(self, run: Run) -> Findings:
         """Compare steps to BN's accuracy, and the time that they take."""
@@ -94,21 +85,6 @@ class Whitening(Experiment):
 
 
 EXPERIMENT = Whitening()
-
-
-def net(settings: Mapping[str, Any], images: Classification, seed: int) -> models.ResNet:
-    """Return the net of an arm, whose weights depend on the seed alone."""
-    model = models.resnet(
-        8,
-        NORMS[settings["norm"]],
-        in_channels=images.channels,
-        classes=images.classes,
-        width=settings["width"],
-        stem_stride=2,
-        init=None,
-    )
-    models.initialize_(model, seed=seed)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 # ---- what the records say

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import normkit as nk
 from normkit.errors import ArgumentError
 from normkit.lab.models.initial import initialize_
-from normkit.lab.models.resnet import PaddedShortcut, ResNet
+from normkit.lab.models.resnet import PaddedShortcut, ResNet, blocks_per_stage
 
 Method = Literal["fixup", "scaled"]
 ALPHA = 0.2  # the share of a branch in scaled nets: the paper's
@@ -95,8 +95,7 @@ def norm_free_resnet(
     "fixup": branches begin as zero, and their first weights are the smaller, the deeper the net. "scaled": kernels are
     standardized in every step, branches begin as zero, and what enters them is divided by its expected deviation.
     """
-    if depth < 8 or depth % 6 != 2:
-        raise ArgumentError(f"depth must be 6n + 2, as 20, 32, 44, 56 or 110; got {depth}.")
+    blocks = blocks_per_stage(depth)
     if method not in ("fixup", "scaled"):
         raise ArgumentError(f'method must be "fixup" or "scaled"; got {method!r}.')
     is_fixup = method == "fixup"
@@ -108,7 +107,7 @@ def norm_free_resnet(
     else:
         stem.append(nk.ScaledStdConv2d(in_channels, width, 3, stem_stride, padding=1))
         end.append(nn.ReLU())
-    stages = nn.Sequential(*_stages(width, depth // 6, is_fixup))
+    stages = nn.Sequential(*_stages(width, blocks, is_fixup))
     model = ResNet(stem, stages, end, 4 * width, classes)
     initialize_(model, seed=seed)
     if is_fixup:

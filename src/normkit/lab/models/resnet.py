@@ -104,6 +104,13 @@ class ResNet(nn.Module):
         return self.classifier(self.pool(self.end(self.stages(self.stem(x)))))  # type: ignore[no-any-return]
 
 
+def blocks_per_stage(depth: int) -> int:
+    """The blocks in each of three stages of a net of so many layers: n of 6n + 2."""
+    if depth < 8 or depth % 6 != 2:
+        raise ArgumentError(f"depth must be 6n + 2, as 20, 32, 44, 56 or 110; got {depth}.")
+    return depth // 6
+
+
 def resnet(
     depth: int,
     norm: Norm | None,
@@ -121,8 +128,7 @@ def resnet(
     "plain" blocks have no shortcuts. Shortcuts have no parameters: new channels begin as zeros. With a
     `stem_stride` of 2 in the first convolution the net is four times as fast.
     """
-    if depth < 8 or depth % 6 != 2:
-        raise ArgumentError(f"depth must be 6n + 2, as 20, 32, 44, 56 or 110; got {depth}.")
+    blocks = blocks_per_stage(depth)
     if block not in _BLOCKS:
         raise ArgumentError(f"block must be one of {', '.join(_BLOCKS)}; got {block!r}.")
     finish = Finish(norm)
@@ -130,7 +136,7 @@ def resnet(
     stem: nn.Module = conv_unit(in_channels, width, 3, finish, stride=stem_stride)
     if is_preact:  # the first block brings the norm and the activation
         stem = nn.Conv2d(in_channels, width, 3, stem_stride, padding=1, bias=finish.bias)
-    stages = _stages(_BLOCKS[block], width, (width, 2 * width, 4 * width), depth // 6, finish)
+    stages = _stages(_BLOCKS[block], width, (width, 2 * width, 4 * width), blocks, finish)
     end = norm_unit(4 * width, finish) if is_preact else nn.Identity()
     model = ResNet(stem, stages, end, 4 * width, classes)
     return initialized(model, init, scale)
