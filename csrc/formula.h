@@ -238,28 +238,25 @@ template <class V, Form A, bool R, bool I> struct Formula {
   }
 };
 
-template <class T, Form A, bool R, bool I> struct Loops {
-  using V = typename Working<T>::V;
+// f(kind), known to the compiler: a switch for every vector takes as long as a third of a smooth activation.
+template <Activation kind> using Known = std::integral_constant<Activation, kind>;
+template <Form A, class Body> void knowing(Activation kind, Body f) {
+  if constexpr (A == Form::smooth) {
+    switch (kind) {
+      case Activation::silu: return f(Known<Activation::silu>{});
+      case Activation::gelu: return f(Known<Activation::gelu>{});
+      case Activation::sigmoid: return f(Known<Activation::sigmoid>{});
+      default: return f(Known<Activation::tanh>{});
+    }
+  }
+  f(Known<Activation::none>{});
+}
+
+template <class T, Form A, bool R, bool I> struct RunLoops {
+  using V = typename Working<T>::OfRun;
   using S = typename V::Scalar;
-  using P = typename Working<T>::Parameter;
   using F = Formula<V, A, R, I>;
   using Gradient = typename F::Gradient;
-
-  // f(kind), known to the compiler: a switch for every vector takes as long as a third of a smooth activation.
-  template <class Body> static void knowing(Activation kind, Body f) {
-    if constexpr (A == Form::smooth) {
-      switch (kind) {
-        case Activation::silu: return f(Known<Activation::silu>{});
-        case Activation::gelu: return f(Known<Activation::gelu>{});
-        case Activation::sigmoid: return f(Known<Activation::sigmoid>{});
-        default: return f(Known<Activation::tanh>{});
-      }
-    }
-    f(Known<Activation::none>{});
-  }
-  template <Activation kind> using Known = std::integral_constant<Activation, kind>;
-
-  // ---- runs
 
   // Runs of n values, one after another, with coefficients of their own: body(first, how, stream, coefficients). A
   // vector that begins in one run ends in the next, so that `out` is written in whole vectors; several runs are at
@@ -288,7 +285,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
 
   NK_FLAT static void forward_runs(const T* x, const T* r, T* y, int64_t runs, int64_t n, const Coefficients<S>* k,
                                    Activation kind, bool stream) {
-    knowing(kind, [&](auto known) {
+    knowing<A>(kind, [&](auto known) {
       across_runs(y, runs, n, k, stream, [&](int64_t i, auto how, bool streamed, const Coefficients<V>& c) {
         ask_ahead(x + i);
         put(F::forward(x + i, r + (R ? i : 0), c, how, known), y + i, how, streamed);
@@ -298,7 +295,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
 
   NK_FLAT static void sum_runs(Backward<T> m, int64_t runs, int64_t n, const Coefficients<S>* k, Activation kind,
                                Pending<V>* sums, T* kept) {
-    knowing(kind, [&](auto known) { sum_runs_of(m, runs, n, k, known, sums, kept); });
+    knowing<A>(kind, [&](auto known) { sum_runs_of(m, runs, n, k, known, sums, kept); });
   }
   template <class Kind>
   static void sum_runs_of(Backward<T> m, int64_t runs, int64_t n, const Coefficients<S>* k, Kind kind, Pending<V>* sums,
@@ -338,7 +335,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
 
   NK_FLAT static void backward_runs(Backward<T> m, T* to, T* dr, int64_t runs, int64_t n, const Coefficients<S>* k,
                                     Activation kind, bool through, bool stream) {
-    knowing(kind, [&](auto known) {
+    knowing<A>(kind, [&](auto known) {
       across_runs(to, runs, n, k, stream, [&](int64_t i, auto how, bool streamed, const Coefficients<V>& c) {
         if (A == Form::none && !through) return put(V::load(m.dy + i, how) * c.scale, to + i, how, streamed);  // without x
         const auto e = F::gradient(m.at(i), c, how, known);
@@ -357,12 +354,20 @@ template <class T, Form A, bool R, bool I> struct Loops {
       if (R && dr) e.g.store(dr + i, how);
     });
   }
+};
+
+template <class T, Form A, bool R, bool I> struct Loops {
+  using V = typename Working<T>::V;
+  using S = typename V::Scalar;
+  using P = typename Working<T>::Parameter;
+  using F = Formula<V, A, R, I>;
+  using Gradient = typename F::Gradient;
 
   // ---- rows of n columns; `ahead` bytes from a value lies what is read next
 
   NK_FLAT static void forward_rows(const T* x, const T* r, T* y, int64_t rows, int64_t stride, int64_t n,
                                    ColumnCoefficients<S> k, Activation kind, int64_t ahead, bool stream) {
-    knowing(kind, [&](auto known) {
+    knowing<A>(kind, [&](auto known) {
       for (int64_t row = 0; row < rows; ++row, x += stride, r += R ? stride : 0, y += stride) {
         across<V>(n, [&](int64_t j, auto how) {
           ask_ahead(x + j, ahead);
@@ -376,7 +381,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
   NK_FLAT static void sum_rows(Backward<T> m, int64_t stride, int64_t n, ColumnCoefficients<S> k, Activation kind,
                                S* first, S* second, T* kept) {
     const int64_t ahead = ahead_of<K, T>(stride);
-    knowing(kind, [&](auto known) {
+    knowing<A>(kind, [&](auto known) {
       across<V>(n, [&](int64_t j, auto how) {
         const auto c = load<V>(k, j, how);
         V a = V::load(first + j, how), b = V::load(second + j, how);
@@ -395,7 +400,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
 
   NK_FLAT static void backward_rows(Backward<T> m, T* to, T* dr, int64_t rows, int64_t stride, int64_t n,
                                     ColumnCoefficients<S> k, Activation kind, bool through, int64_t ahead, bool stream) {
-    knowing(kind, [&](auto known) {
+    knowing<A>(kind, [&](auto known) {
       for (int64_t row = 0; row < rows; ++row, m = m.at(stride), to += stride, dr = from(dr, stride)) {
         across<V>(n, [&](int64_t j, auto how) {
           ask_ahead(m.dy + j, ahead);
@@ -513,11 +518,12 @@ template <class T, Form A, bool R, bool I> struct Loops {
 
 // The loops of one activation; those of rows and lines for one of them, for two and for several together.
 template <class T> struct Inner {
+  using AnyRun = RunLoops<T, Form::none, false, false>;
+  decltype(&AnyRun::forward_runs) forward_runs;
+  decltype(&AnyRun::sum_runs) sum_runs;
+  decltype(&AnyRun::backward_runs) backward_runs;
+  decltype(&AnyRun::backward_masked_run) backward_masked_run;
   using Any = Loops<T, Form::none, false, false>;
-  decltype(&Any::forward_runs) forward_runs;
-  decltype(&Any::sum_runs) sum_runs;
-  decltype(&Any::backward_runs) backward_runs;
-  decltype(&Any::backward_masked_run) backward_masked_run;
   decltype(&Any::forward_rows) forward_rows;
   decltype(&Any::template sum_rows<1>) sum_row, sum_rows;
   decltype(&Any::backward_rows) backward_rows;
@@ -529,8 +535,9 @@ template <class T> struct Inner {
   template <int K> const Lines& of_lines() const { return K == 1 ? line : K == 2 ? pair : lines; }
 
   template <Form A, bool R, bool I = false> static Inner make() {
+    using OfRun = RunLoops<T, A, R, I>;
     using L = Loops<T, A, R, I>;
-    return {L::forward_runs, L::sum_runs, L::backward_runs, L::backward_masked_run,
+    return {OfRun::forward_runs, OfRun::sum_runs, OfRun::backward_runs, OfRun::backward_masked_run,
             L::forward_rows, L::template sum_rows<1>, L::template sum_rows<kTogether>, L::backward_rows,
             {L::template forward_lines<1>, L::template sum_lines<1>, L::template backward_lines<1>},
             {L::template forward_lines<2>, L::template sum_lines<2>, L::template backward_lines<2>},

@@ -343,9 +343,127 @@ inline void fence() {}  // nothing streams
 
 #endif
 
-// What values of a type are worked on in, and the type of their parameters.
-template <class T> struct Working { using V = Floats; using Parameter = float; };
-template <> struct Working<double> { using V = Doubles; using Parameter = double; };
+#if defined(NK_AVX512) || defined(NK_AVX2)
+
+// Two vectors of floats for one of bfloat16: those at even places, which a shift widens, and those at odd ones, which are
+// upper halves already. Nothing is shuffled on the way in or out, and AVX-512 writes a whole line of memory at once.
+// For loops that do the same to every lane: it makes no difference to them which value is in which.
+struct Pairs {
+  static constexpr int width = 2 * Floats::width;
+  static constexpr float kRound = Floats::kRound;
+  using Scalar = float;
+  struct Mask { Floats::Mask even, odd; };
+  Floats even, odd;
+
+  static Part evens(Part part) { return {(part.lanes + 1) / 2}; }
+  static Part odds(Part part) { return {part.lanes / 2}; }
+  static Pairs all(float a) { return {Floats::all(a), Floats::all(a)}; }
+  static Pairs load(const bf16* p, Whole, Pairs) { return load(p); }
+  static Pairs load(const bf16* p, Part part, Pairs fill) { return join(part, load(p, part), fill); }
+  template <class How> static Pairs load_unless(Mask off, const bf16* p, How how) {
+    return where(off, all(0), load(p, how));
+  }
+
+#if defined(NK_AVX512)
+  static Pairs widened(__m512i both) {
+    return {{_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))},
+            {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(int(0xffff0000u))))}};
+  }
+  // In the upper halves; below them is what rounding has left.
+  static __m512i rounded(Floats values) {
+    const __m512i bits = _mm512_castps_si512(values.v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __mmask16 number = _mm512_cmp_ps_mask(values.v, values.v, _CMP_ORD_Q);
+    return _mm512_mask_add_epi32(_mm512_set1_epi32(0x7fc00000), number, bits,
+                                 _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  }
+  __m512i narrowed() const {
+    constexpr int upper_of_second = 0xca;  // where the mask is set the second, elsewhere the third
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi32(int(0xffff0000u)), rounded(odd),
+                                     _mm512_srli_epi32(rounded(even), 16), upper_of_second);
+  }
+  static __mmask32 first(Part part) { return __mmask32((uint64_t(1) << part.lanes) - 1); }
+  static Pairs load(const bf16* p, Whole = {}) { return widened(_mm512_loadu_si512(p)); }
+  static Pairs load(const bf16* p, Part part) { return widened(_mm512_maskz_loadu_epi16(first(part), p)); }
+  void store(bf16* p, Whole = {}) const { _mm512_storeu_si512(p, narrowed()); }
+  void store(bf16* p, Part part) const { _mm512_mask_storeu_epi16(p, first(part), narrowed()); }
+  void stream(bf16* p) const { _mm512_stream_si512(reinterpret_cast<__m512i*>(p), narrowed()); }
+  static Mask counted(__m256i bytes) {
+    return {_mm256_test_epi16_mask(bytes, _mm256_set1_epi16(0x00ff)),
+            _mm256_test_epi16_mask(bytes, _mm256_set1_epi16(int16_t(0xff00)))};
+  }
+  static Mask counted(const uint8_t* p, Whole = {}) {
+    return counted(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static Mask counted(const uint8_t* p, Part part) { return counted(_mm256_maskz_loadu_epi8(first(part), p)); }
+#else
+  static Pairs widened(__m256i both) {
+    return {{_mm256_castsi256_ps(_mm256_slli_epi32(both, 16))},
+            {_mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(int(0xffff0000u))))}};
+  }
+  static __m256i rounded(Floats values) {
+    const __m256i bits = _mm256_castps_si256(values.v), nan = _mm256_set1_epi32(0x7fc00000);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    return _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(is_nan(values)));
+  }
+  __m256i narrowed() const {
+    return _mm256_blend_epi16(_mm256_srli_epi32(rounded(even), 16), rounded(odd), 0xaa);
+  }
+  static Pairs load(const bf16* p, Whole = {}) {
+    return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static Pairs load(const bf16* p, Part part) {
+    bf16 whole[width] = {};
+    std::memcpy(whole, p, size_t(part.lanes) * sizeof(bf16));
+    return load(whole);
+  }
+  void store(bf16* p, Whole = {}) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrowed()); }
+  void store(bf16* p, Part part) const {
+    bf16 whole[width];
+    store(whole);
+    std::memcpy(p, whole, size_t(part.lanes) * sizeof(bf16));
+  }
+  void stream(bf16* p) const { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), narrowed()); }
+  static Mask counted(const uint8_t* p, Whole = {}) {
+    const __m256i both = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i zero = _mm256_setzero_si256(), lower = _mm256_and_si256(both, _mm256_set1_epi32(0xff));
+    return {_mm256_castsi256_ps(_mm256_cmpgt_epi32(lower, zero)),
+            _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_srli_epi32(both, 8), zero))};
+  }
+  static Mask counted(const uint8_t* p, Part part) {
+    uint8_t whole[width] = {};
+    std::memcpy(whole, p, size_t(part.lanes));
+    return counted(whole);
+  }
+#endif
+
+  double sum() const { return (even + odd).sum(); }
+  friend Pairs operator+(Pairs a, Pairs b) { return {a.even + b.even, a.odd + b.odd}; }
+  friend Pairs operator-(Pairs a, Pairs b) { return {a.even - b.even, a.odd - b.odd}; }
+  friend Pairs operator*(Pairs a, Pairs b) { return {a.even * b.even, a.odd * b.odd}; }
+  friend Pairs operator/(Pairs a, Pairs b) { return {a.even / b.even, a.odd / b.odd}; }
+  friend Pairs fma(Pairs a, Pairs b, Pairs c) { return {fma(a.even, b.even, c.even), fma(a.odd, b.odd, c.odd)}; }
+  friend Pairs larger(Pairs a, Pairs b) { return {larger(a.even, b.even), larger(a.odd, b.odd)}; }
+  friend Pairs magnitude(Pairs a) { return {magnitude(a.even), magnitude(a.odd)}; }
+  friend Mask at_most(Pairs a, Pairs b) { return {at_most(a.even, b.even), at_most(a.odd, b.odd)}; }
+  friend Mask below(Pairs a, Pairs b) { return {below(a.even, b.even), below(a.odd, b.odd)}; }
+  friend Mask is_nan(Pairs a) { return {is_nan(a.even), is_nan(a.odd)}; }
+  friend Pairs where(Mask m, Pairs a, Pairs b) { return {where(m.even, a.even, b.even), where(m.odd, a.odd, b.odd)}; }
+  friend Pairs join(Part part, Pairs a, Pairs b) {
+    return {join(evens(part), a.even, b.even), join(odds(part), a.odd, b.odd)};
+  }
+  friend Pairs times_two_to(Pairs a, Pairs t) { return {times_two_to(a.even, t.even), times_two_to(a.odd, t.odd)}; }
+};
+
+#endif
+
+// What values of a type are worked on in, also those of one run, and the type of their parameters.
+template <class T> struct Working { using V = Floats; using OfRun = Floats; using Parameter = float; };
+template <> struct Working<double> { using V = Doubles; using OfRun = Doubles; using Parameter = double; };
+#if defined(NK_AVX512) || defined(NK_AVX2)
+template <> struct Working<bf16> { using V = Floats; using OfRun = Pairs; using Parameter = float; };
+#endif
 
 // Every call inside is inlined. Otherwise what a lambda captures stays in memory, where a vector's store may have
 // changed it, and is loaded again for every vector.

@@ -53,7 +53,7 @@ template <class T> struct Lines {
   static constexpr int64_t kShortLine = 512;  // bytes
   bool is_short = length * int64_t(sizeof(T)) < kShortLine;
   // Past the cache, memory is written in whole lines of it, not in halves by turns.
-  bool in_pairs = !is_large<T>(job) || V::width * int64_t(sizeof(T)) >= 64;
+  bool in_pairs = !is_large<V, T>(job) || V::width * int64_t(sizeof(T)) >= 64;
   // What follows from the sums of a line takes a while, which the lines after it need not wait for: each step sums a few
   // lines, that stay in the innermost cache, and then writes them. It divides kFlush.
   static constexpr int64_t kMostLines = 8, kStepBytes = 8 * 1024;

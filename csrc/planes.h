@@ -7,7 +7,7 @@ namespace normkit {
 namespace NK_NAMESPACE {
 
 template <class T> struct Planes {
-  using V = typename Working<T>::V;
+  using V = typename Working<T>::OfRun;
   using S = typename V::Scalar;
   static constexpr int64_t kLongPiece = 2048;     // bytes: shorter ones leave too many lines half written
   static constexpr int64_t kNextRun = 2048;       // bytes of the next run to prefetch
@@ -202,7 +202,7 @@ template <class T> struct Planes {
 
   // Whether this many values in a row are written past the cache.
   bool streams(int64_t values) const {
-    return is_large<T>(job) && values * int64_t(sizeof(T)) >= kLongPiece;
+    return is_large<V, T>(job) && values * int64_t(sizeof(T)) >= kLongPiece;
   }
 
   // Runs of n values from index `first` on.

@@ -22,18 +22,19 @@ template <class F> void run(ParallelFor parallel_for, int64_t tasks, F f) {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Not in half precision: a vector of it is half a line of memory or less, and to write less than a line at once past the
-// cache takes several times as long.
+// Not in half precision, unless a vector of it is a line of memory: to write less than a line at once past the cache takes
+// several times as long.
 // Nor of medium size where a smooth activation leaves memory time enough, or where the output is read next, and is found in
 // the cache.
-template <class T> bool is_large(const Job& job) {
+template <class V, class T> bool is_large(const Job& job) {
   const int64_t least = job.no_backward ? 4 * kStreamBytes
                         : job.activation >= Activation::silu ? 2 * kStreamBytes : kStreamBytes;
-  return sizeof(T) >= sizeof(float) && job.size() * int64_t(sizeof(T)) >= least;
+  const bool writes_lines = sizeof(T) >= sizeof(float) || V::width * sizeof(T) >= 64;
+  return writes_lines && job.size() * int64_t(sizeof(T)) >= least;
 }
 // Whether an output is written past the cache whose rows of n values begin side by side.
 template <class V, class T> bool streams(const Job& job, const T* out, int64_t n) {
-  return is_large<T>(job) && reinterpret_cast<uintptr_t>(out) % 64 == 0 && n % V::width == 0;
+  return is_large<V, T>(job) && reinterpret_cast<uintptr_t>(out) % 64 == 0 && n % V::width == 0;
 }
 
 // Numbers for every column, in several arrays that begin with a line of memory each, so that no vector of them spans
