@@ -25,6 +25,7 @@ inline float widen(f16 v) {
 
 inline void narrow(double v, double& out) { out = v; }
 inline void narrow(float v, float& out) { out = v; }
+inline void narrow(double v, float& out) { out = float(v); }
 inline void narrow(float v, bf16& out) {
   const uint32_t bits = to_bits(v);
   if ((bits & 0x7fffffffu) > 0x7f800000u) { out.bits = 0x7fc0; return; }  // rounding would carry a NaN to infinity
@@ -43,6 +44,9 @@ inline void narrow(float v, f16& out) {
   const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
   out.bits = uint16_t(sign | ((rounded - 0x38000000u) >> 13));
 }
+// As torch does it: by way of a float.
+inline void narrow(double v, bf16& out) { narrow(float(v), out); }
+inline void narrow(double v, f16& out) { narrow(float(v), out); }
 
 }  // namespace NK_NAMESPACE
 }  // namespace normkit

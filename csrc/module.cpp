@@ -11,12 +11,14 @@
 #include <string>
 #include <vector>
 
+#define NK_NAMESPACE door  // the loops have their own, one for each instruction set
 #include "job.h"
 #include "update.h"
 
 namespace {
 
 using namespace normkit;
+using namespace normkit::NK_NAMESPACE;
 
 // The best loops that this machine can run; chosen once, when the module is loaded.
 const Kernels& choose() {
@@ -218,6 +220,12 @@ PyObject* finish(Arguments& in, const Job& job, void (*kernel)(const Job&, Paral
   Py_RETURN_NONE;
 }
 
+Type type_from(Arguments& in) {
+  const int64_t type = in.integer();
+  if (in.ok() && (type < 0 || type > int(Type::f64))) PyErr_SetString(PyExc_ValueError, "a type that the core does not have");
+  return Type(type);
+}
+
 PyObject* py_moments(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin(in);
@@ -225,14 +233,14 @@ PyObject* py_moments(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return finish(in, job, kernels->moments, {job.x});
 }
 
-// (mean, variance, number of batches, whether mean and variance are double, weight of the batch or -1 for a plain
-// average, what to do with numbers that are not finite)
+// (mean, variance, number of batches, type of mean and variance, weight of the batch or -1 for a plain average, what to do
+// with numbers that are not finite)
 Update update_from(Arguments& in) {
   Update update{};
   update.mean = in.pointer<void>();
   update.var = in.pointer<void>();
   update.batches = in.pointer<int64_t>();
-  update.wide = in.integer() != 0;
+  update.type = type_from(in);
   update.momentum = in.real();
   update.non_finite = Update::NonFinite(in.integer());
   return update;
@@ -258,26 +266,34 @@ PyObject* py_forward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return PyLong_FromLong(update(job) ? kDone : kNonFinite);
 }
 
-template <class T> void widen(const void* from, std::vector<double>& to, int64_t n) {
-  to.insert(to.end(), static_cast<const T*>(from), static_cast<const T*>(from) + n);
+template <class T> void append(std::vector<double>& to, const void* from, int64_t n) {
+  for (const T *values = static_cast<const T*>(from), *end = values + n; values < end; ++values) {
+    to.push_back(widen(*values));
+  }
+}
+void append(std::vector<double>& to, const void* from, int64_t n, Type type) {
+  switch (type) {
+    case Type::bf16: return append<bf16>(to, from, n);
+    case Type::f16: return append<f16>(to, from, n);
+    case Type::f64: return append<double>(to, from, n);
+    default: return append<float>(to, from, n);
+  }
 }
 
-// (header, x, weight, bias, means, residual, y, variances, whether those and the means are double, no_backward)
+// (header, x, weight, bias, means, residual, y, variances, the type of those and of the means, no_backward)
 PyObject* py_evaluate(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin(in);
   job.residual = in.pointer<void>();
   job.y = in.pointer<void>();
   const void* var = in.pointer<void>();
-  const bool wide = in.integer() != 0;
+  const Type type = type_from(in);
   job.no_backward = in.integer() != 0;
   std::vector<double> both;  // as the loops read them
   if (in.ok() && var) {
     const int64_t count = job.populations * job.groups;
     both.reserve(2 * count);
-    for (const void* values : {static_cast<const void*>(job.mean), var}) {
-      if (wide) widen<double>(values, both, count); else widen<float>(values, both, count);
-    }
+    for (const void* values : {static_cast<const void*>(job.mean), var}) append(both, values, count, type);
     job.mean = both.data();
     job.var = both.data() + count;
   }

@@ -4,9 +4,11 @@
 #include <cmath>
 #include <vector>
 
+#include "half.h"
 #include "job.h"
 
 namespace normkit {
+namespace NK_NAMESPACE {
 
 // stored <- (1 - momentum) * stored + momentum * batch, with the unbiased variance of the batch; of several populations
 // one after the other, each as a batch of its own. No mean: no update.
@@ -15,14 +17,19 @@ struct Update {
 
   void *mean, *var;
   int64_t* batches;  // null: not counted
-  bool wide;         // mean and var are double, not float
+  Type type;         // of mean and var
   double momentum;   // negative: that of a plain average over all batches
   NonFinite non_finite;
 
   // Returns whether it was done: not if statistics that are not finite are to be raised for.
   bool operator()(const Job& job) const {
     if (!mean) return true;
-    return wide ? move<double>(job) : move<float>(job);
+    switch (type) {
+      case Type::bf16: return move<bf16>(job);
+      case Type::f16: return move<f16>(job);
+      case Type::f64: return move<double>(job);
+      default: return move<float>(job);
+    }
   }
 
  private:
@@ -38,8 +45,8 @@ struct Update {
       const double count = job.counted(p), bessel = count / (count - 1);
       const double share = momentum < 0 ? 1.0 / double((batches ? *batches : 0) + 1) : momentum;
       for (int64_t c = 0; c < n; ++c) {
-        new_means[c] = T((1 - share) * double(means[c]) + share * job.mean[p * n + c]);
-        new_vars[c] = T((1 - share) * double(vars[c]) + share * job.var[p * n + c] * bessel);
+        narrow((1 - share) * widen(means[c]) + share * job.mean[p * n + c], new_means[c]);
+        narrow((1 - share) * widen(vars[c]) + share * job.var[p * n + c] * bessel, new_vars[c]);
       }
       if (non_finite == NonFinite::skip && !(are_finite(new_means.data(), n) && are_finite(new_vars.data(), n))) continue;
       std::copy(new_means.begin(), new_means.end(), means);
@@ -49,9 +56,10 @@ struct Update {
     return true;
   }
   template <class T> static bool are_finite(const T* values, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) if (!std::isfinite(values[i])) return false;
+    for (int64_t i = 0; i < n; ++i) if (!std::isfinite(widen(values[i]))) return false;
     return true;
   }
 };
 
+}  // namespace NK_NAMESPACE
 }  // namespace normkit

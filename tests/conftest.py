@@ -23,8 +23,14 @@ from normkit.kernels import core, layer_calls, select
 
 BASE = "NORMKIT_TEST_BASE"  # in the environment: worker processes, and what tests start, have the same
 
-# What the tests of these modules share takes long to make: one process makes it, and the others go on.
-TOGETHER = ("tests/test_onnx_vectors.py", "tests/kernels/test_sanitized.py")
+# What the tests of a module here share takes long to make: one process makes it, once, and the others go on.
+TOGETHER = (
+    "tests/test_onnx_vectors.py",
+    "tests/kernels/test_sanitized.py",
+    "tests/cli/",
+    "tests/lab/experiments/",
+    "tests/surgery/replace/test_fit.py",
+)
 
 # An example that was hard once is not kept for the next run: each run depends on its base alone.
 always = settings(
@@ -80,14 +86,14 @@ def pytest_sessionfinish():
 
 
 class Scheduling(LoadScopeScheduling):
-    """Tests go to processes in parts of a module, those of a module of `TOGETHER` all to one.
+    """Tests go to processes in parts of a module, those of a module in `TOGETHER` all to one.
 
     Not one by one: xdist looks at every parcel that it has handed out each time a test ends.
     """
 
     def _split_scope(self, nodeid):
         module = nodeid.partition("::")[0]
-        return module if module in TOGETHER else f"{module} {zlib.crc32(nodeid.encode()) % 8}"
+        return module if module.startswith(TOGETHER) else f"{module} {zlib.crc32(nodeid.encode()) % 8}"
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist there is no such hook

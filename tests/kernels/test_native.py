@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import normkit as nk
+from normkit.functional import batch_core
 from normkit.kernels import core, select
 from normkit.kernels.reference import Recipe
 from support.bounds import Bound, Step, bounds_of
@@ -229,6 +230,33 @@ def test_running_statistics_are_those_of_the_reference():
         torch.testing.assert_close(b, layers[1].get_buffer(name), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("momentum", [0.3, None])
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip-update"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_statistics_of_every_type_move_inside_the_loops(dtype, nonfinite, momentum, monkeypatch):
+    """A model that was moved to half precision as a whole: to the reference's value, or to its neighbour."""
+    layer = randomize_(nk.BatchNorm2d(3, momentum=momentum, nonfinite=nonfinite, activation="relu")).to(dtype)
+    twin = copy.deepcopy(layer)
+    x = [(torch.randn(6, 3, 4, 4) * 3 + 1).to(dtype) for _ in range(3)]
+    with select.backend("reference"):
+        expected = [twin(batch) for batch in x] + [twin.eval()(x[0])]
+    monkeypatch.setattr(batch_core, "update_", None)  # which nothing but the loops is to need
+    with select.backend("native"), torch.no_grad():
+        found = [layer(batch) for batch in x] + [layer.eval()(x[0])]
+    unit = torch.finfo(dtype).eps if dtype is not torch.float64 else 1e-12
+    for name, stored in twin.named_buffers():
+        torch.testing.assert_close(layer.get_buffer(name), stored, rtol=3 * unit, atol=unit)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=4 * unit, atol=8 * unit)
+
+
+def test_statistics_that_overflow_half_precision_are_skipped_if_asked():
+    layer = nk.BatchNorm1d(2, nonfinite="skip-update").half()
+    layer(torch.tensor([[6e4, 1.0], [-6e4, 2.0]]).half())  # a variance of 7.2e9, of which float16 makes an infinity
+    assert torch.equal(layer.running_var, torch.ones(2).half())
+    assert layer.num_batches_tracked == 0
+
+
 def test_inference_mode():
     with torch.inference_mode():
         layer = randomize_(nk.BatchNorm2d(3))  # its buffers have no version to count
@@ -367,6 +395,11 @@ def header(type=0, activation=0, examples=1):
 def test_the_core_checks_at_its_door(arguments, words):
     with pytest.raises((TypeError, ValueError), match=words):
         _core.moments(*arguments)
+
+
+def test_the_core_checks_the_type_of_stored_statistics():
+    with pytest.raises(ValueError, match="a type that the core does not have"):
+        _core.evaluate(header(), 8, 0, 0, 8, 0, 8, 8, 4, 0)
 
 
 @pytest.mark.parametrize("values", [64, 384, 1100])

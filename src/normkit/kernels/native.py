@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from normkit.kernels.core import loops
-from normkit.kernels.plans import Memory, Plan
+from normkit.kernels.plans import TYPES, Memory, Plan
 from normkit.moments import Moments
 
 Update = tuple[float, ...]  # of running statistics: see `update_of`
 NO_UPDATE: Update = (0, 0, 0, 0, 0.0, 0)
-_STORED_TYPES = (torch.float32, torch.float64)
 _NON_FINITE = {"propagate": 0, "raise": 1, "skip-update": 2}
 
 # What a forward says of itself: see Outcome in csrc/module.cpp.
@@ -127,13 +126,13 @@ def evaluate(
     no_backward: bool = True,
 ) -> Tensor:
     """As `normalize_stored`, without autograd; x and the residual have one layout."""
-    plain = mean.dtype is var.dtype is torch.float32 and mean.is_contiguous() and var.is_contiguous()
+    plain = mean.dtype is var.dtype and mean.dtype in TYPES and mean.is_contiguous() and var.is_contiguous()
     if not plain:
         mean, var = mean.double().contiguous(), var.double().contiguous()
     y = torch.empty_like(x)
     plain_weight, plain_bias = plan.plain(weight), plan.plain(bias)
     arguments = plan.arguments(x, plain_weight, plain_bias, mean)
-    loops.evaluate(*arguments, _pointer(residual), y.data_ptr(), var.data_ptr(), not plain, no_backward)
+    loops.evaluate(*arguments, _pointer(residual), y.data_ptr(), var.data_ptr(), TYPES[mean.dtype], no_backward)
     return y
 
 
@@ -193,7 +192,7 @@ def is_plain_memory(mean: Tensor, var: Tensor) -> bool:
     return (
         type(mean) is type(var) is Tensor
         and mean.dtype is var.dtype
-        and mean.dtype in _STORED_TYPES
+        and mean.dtype in TYPES
         and mean.is_cpu
         and mean.is_contiguous()
         and var.is_contiguous()
@@ -219,7 +218,7 @@ def update_of(
         momentum = -1.0  # a plain average over the batches counted
     if not isinstance(momentum, float | int):
         return None
-    return mean.data_ptr(), var.data_ptr(), counter, mean.dtype is torch.float64, momentum, _NON_FINITE[nonfinite]
+    return mean.data_ptr(), var.data_ptr(), counter, TYPES[mean.dtype], momentum, _NON_FINITE[nonfinite]
 
 
 def count_update(mean: Tensor, var: Tensor, count: int | Tensor) -> None:

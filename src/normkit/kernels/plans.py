@@ -16,7 +16,7 @@ from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
 from normkit.tracing import is_exporting, is_watched
 
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}  # as Type in csrc/job.h
 _ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "sigmoid": 5, "tanh": 6}
 Copy = Literal["dense", "contiguous"]  # in the order of the input's dimensions in memory, or in that of its shape
 _SMOOTH = ("silu", "gelu", "sigmoid", "tanh")  # in float lanes alone
@@ -127,7 +127,7 @@ def takes(
 
 
 def _has(dtype: torch.dtype, activation: str | None) -> bool:
-    return dtype in _TYPES and activation in _ACTIVATIONS and not (dtype is torch.float64 and activation in _SMOOTH)
+    return dtype in TYPES and activation in _ACTIVATIONS and not (dtype is torch.float64 and activation in _SMOOTH)
 
 
 @lru_cache(maxsize=1024)
@@ -162,7 +162,7 @@ def _plan(
 
 
 def _header(dtype: torch.dtype, recipe: Recipe, layout: Layout) -> bytes:
-    kind, activation = _TYPES[dtype], _ACTIVATIONS[recipe.activation]
+    kind, activation = TYPES[dtype], _ACTIVATIONS[recipe.activation]
     return struct.pack("=9qd", kind, activation, layout[0], recipe.centred, *layout[1:6], recipe.eps)
 
 
