@@ -9,6 +9,21 @@ enum class Type : int { f32 = 0, bf16 = 1, f16 = 2, f64 = 3 };
 enum class Activation : int { none = 0, relu = 1, leaky_relu = 2, silu = 3, gelu = 4, sigmoid = 5, tanh = 6 };
 
 constexpr double kLeakySlope = 0.01;
+constexpr int64_t kStreamBytes = 4 * 1024 * 1024;  // from this size on, an output is not worth a place in cache
+
+// Batch renormalization (Ioffe 2017): xhat * r + d takes the place of xhat. By statistic; null: 1 and 0.
+struct Renorm {
+  double *r, *d;
+  const double *running_mean, *running_std;  // that a forward sets r and d from; null: they are given
+  double r_max, d_max;
+};
+
+// Statistics of other values, that those of x are merged with: one of each per statistic. Null: none.
+struct Merge {
+  const double *mean, *var;
+  double count;            // of other values in each
+  double *own_mean, *own_var;  // where those of x alone are kept
+};
 
 // One shape covers the family. Values share statistics when they lie in the same population of examples and in the same
 // group of channels: batch norm is one population and groups of one channel; layer, instance and group norm are
@@ -25,7 +40,7 @@ struct Job {
   const void* x;
   const void* residual;  // null: none
   void* y;               // output of a forward; a backward reads it where `residual` is set: see `beside`
-  bool no_backward;      // forward: nothing is kept for a backward, and the output is what is read next
+  bool stays_near;       // forward: what reads the output next finds it in the cache, unless it is large
   // A byte for each example and position: whether it enters the statistics. Null: all do.
   const uint8_t* mask;
   uint8_t* odd_padding;  // set to one by a forward where the mask leaves out a value that is not finite
@@ -35,6 +50,8 @@ struct Job {
   const void* bias;    // null: zeros
   double* mean;        // one per population and group: written by a training forward, read by everything else
   double* var;
+  Renorm renorm;
+  Merge merge;  // forward
 
   const void* dy;
   void* dx;

@@ -117,16 +117,16 @@ template <class T> struct Lines {
       V odd;
       sum_runs<false>(x + p0 * width + first * length, nullptr, n, length, &known.shifts[first], &known.sums[first], &odd);
     };
-    const auto set = [&](int64_t i) {
-      return statistics.set(p0 + i / groups, i % groups, known.shifts[i], known.sums[i].total());
-    };
     for (int64_t i = 0; i < lines; ++i) known.shifts[i] = S(shift_of(job, x + p0 * width + i * length, length));
     add_up(0, lines);
-    for (int64_t i = 0; i < lines; ++i) {
-      if (!set(i)) continue;
-      known.shifts[i] = S(job.mean[p0 * groups + i]);  // of this line alone: what is beside it must not matter
-      add_up(i, 1);
-      set(i);
+    for (int64_t p = p0, i = 0; p < p1; ++p) {
+      for (int64_t g = 0; g < groups; ++g, ++i) {
+        const auto set = [&] { return statistics.set(p, g, known.shifts[i], known.sums[i].total()); };
+        if (!set()) continue;
+        known.shifts[i] = S(job.mean[p0 * groups + i]);  // of this line alone: what is beside it must not matter
+        add_up(i, 1);
+        set();
+      }
     }
     statistics.ready(p0 * groups, p1 * groups);
   }
@@ -174,10 +174,11 @@ template <class T> struct Lines {
         for (int i = 0; i < K; ++i) known.sums[(p - p0 + i) * groups + g] = some[i];
       });
     }
+    const double inverse_count = statistics.inverse_count(0);  // without a mask the same for all
     for (int64_t i = 0; i < (p1 - p0) * groups; ++i) {
       const Sums total = known.sums[i].total();
       const int64_t line = p0 * groups + i;
-      const double inverse_std = statistics.inverse_std(line), inverse_count = statistics.inverse_count(line / groups);
+      const double inverse_std = statistics.inverse_std(line);
       const double slope = -total.second * inverse_count * inverse_std;
       known.coefficients[i] = coefficients(line, slope, job.centred ? -total.first * inverse_count * inverse_std : 0);
     }

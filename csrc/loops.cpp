@@ -28,8 +28,9 @@ template <Op op, class Layout> void call(const Layout& loops, ParallelFor parall
 
 template <Op op, class T> void by_layout(const Job& job, ParallelFor parallel_for) {
   const bool contiguous = !job.channels_last || job.positions == 1, short_runs = job.positions < kShortRun;
-  // Lines neither share their sums nor recover their input.
-  const bool whole = op != Op::backward_sums && op != Op::backward_apply && !job.inverted && !job.mask;
+  // Lines neither share their sums nor recover their input, and their statistics are their own.
+  const bool alone = !job.renorm.r && !job.merge.mean && job.others == 0;
+  const bool whole = op != Op::backward_sums && op != Op::backward_apply && !job.inverted && !job.mask && alone;
   if (contiguous && short_runs && job.examples == 1 && whole) return call<op>(Lines<T>{job}, parallel_for);
   Job own = job;
   std::vector<double> sums;

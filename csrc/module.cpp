@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <initializer_list>
 #include <string>
@@ -250,20 +251,62 @@ Update update_from(Arguments& in) {
 // the batch is not finite, which is an error. Only what is done moves running statistics.
 enum Outcome : long { kDone = 0, kOddPadding = 1, kNonFinite = 2 };
 
+// Whether what reads an output of some megabytes next finds it in the cache; else it is written faster past it. That
+// depends on how much of the cache that cores share is left to this process, which a virtual machine does not tell: an
+// evaluation is tried both ways, once, in some ten milliseconds.
+bool finds_medium_outputs_near() {
+  static const bool found = [] {
+    std::vector<double> mean(64, 0.0), var(64, 1.0);
+    Job job{};
+    job.populations = job.channels = 1;
+    job.examples = 8;
+    job.groups = int64_t(mean.size());
+    job.positions = 2 * kStreamBytes / int64_t(sizeof(float)) / job.examples / job.groups;
+    std::vector<float> x(job.size(), 1.0f), y(job.size());
+    job.x = x.data();
+    job.y = y.data();
+    job.mean = mean.data();
+    job.var = var.data();
+    using Clock = std::chrono::steady_clock;
+    Clock::duration fastest[2] = {Clock::duration::max(), Clock::duration::max()};
+    for (int turn = 0; turn < 6; ++turn) {
+      job.stays_near = turn % 2;
+      const auto start = Clock::now();
+      kernels->evaluate(job, shared());
+      fastest[turn % 2] = std::min(fastest[turn % 2], Clock::now() - start);
+    }
+    return fastest[1] <= fastest[0];
+  }();
+  return found;
+}
+bool stays_near(const Job& job, bool no_backward) {
+  const bool is_small = job.size() * int64_t(sizeof(double)) < kStreamBytes;
+  return no_backward && (is_small || finds_medium_outputs_near());
+}
+
 // (..., residual, y, mask, an update, no_backward)
-PyObject* py_forward(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  Arguments in(args, n);
-  Job job = begin(in);
+Update begin_forward(Arguments& in, Job& job) {
+  job = begin(in);
   job.residual = in.pointer<void>();
   job.y = in.pointer<void>();
   job.mask = in.pointer<uint8_t>();
   const Update update = update_from(in);
-  job.no_backward = in.integer() != 0;
+  job.stays_near = stays_near(job, in.integer() != 0);
+  return update;
+}
+PyObject* finish_forward(Arguments& in, Job& job, const Update& update) {
   uint8_t odd_padding = 0;
   job.odd_padding = &odd_padding;
   if (!ran(in, job, kernels->forward, {job.x, job.y})) return nullptr;
   if (odd_padding) return PyLong_FromLong(kOddPadding);
   return PyLong_FromLong(update(job) ? kDone : kNonFinite);
+}
+
+PyObject* py_forward(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  Arguments in(args, n);
+  Job job;
+  const Update update = begin_forward(in, job);
+  return finish_forward(in, job, update);
 }
 
 template <class T> void append(std::vector<double>& to, const void* from, int64_t n) {
@@ -288,7 +331,7 @@ PyObject* py_evaluate(PyObject*, PyObject* const* args, Py_ssize_t n) {
   job.y = in.pointer<void>();
   const void* var = in.pointer<void>();
   const Type type = type_from(in);
-  job.no_backward = in.integer() != 0;
+  job.stays_near = stays_near(job, in.integer() != 0);
   std::vector<double> both;  // as the loops read them
   if (in.ok() && var) {
     const int64_t count = job.populations * job.groups;
@@ -298,6 +341,57 @@ PyObject* py_evaluate(PyObject*, PyObject* const* args, Py_ssize_t n) {
     job.var = both.data() + count;
   }
   return finish(in, job, kernels->evaluate, {job.x, job.y, var});
+}
+
+// r for each statistic, and after them d; 0 for neither
+Renorm correction_from(Arguments& in, const Job& job) {
+  Renorm out{};
+  out.r = in.pointer<double>();
+  if (out.r) out.d = out.r + job.populations * job.groups;
+  return out;
+}
+
+// (..., r and d, running means, running variances, their type, largest r, largest d); r and d are given where the running
+// statistics are 0
+PyObject* py_renormalize(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  Arguments in(args, n);
+  Job job;
+  const Update update = begin_forward(in, job);
+  job.renorm = correction_from(in, job);
+  const void *mean = in.pointer<void>(), *var = in.pointer<void>();
+  const Type type = type_from(in);
+  job.renorm.r_max = in.real();
+  job.renorm.d_max = in.real();
+  std::vector<double> running;  // means, and roots of variances
+  if (in.ok() && mean && var) {
+    append(running, mean, job.groups, type);
+    append(running, var, job.groups, type);
+    for (int64_t i = job.groups; i < 2 * job.groups; ++i) running[i] = std::sqrt(running[i] + job.eps);
+    job.renorm.running_mean = running.data();
+    job.renorm.running_std = running.data() + job.groups;
+  }
+  if (in.ok() && (!job.renorm.r || job.populations != 1 || job.channels != 1)) {
+    PyErr_SetString(PyExc_ValueError, "r and d need memory, and statistics of a batch's channels");
+  }
+  return finish_forward(in, job, update);
+}
+
+// (..., other means and after them variances, how many values each is made of, room for those of x alone)
+PyObject* py_merge(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  Arguments in(args, n);
+  Job job;
+  const Update update = begin_forward(in, job);
+  const int64_t statistics = job.populations * job.groups;
+  Merge& merge = job.merge;
+  merge.mean = in.pointer<double>();
+  merge.var = merge.mean + statistics;
+  merge.count = in.real();
+  merge.own_mean = in.pointer<double>();
+  merge.own_var = merge.own_mean + statistics;
+  if (in.ok() && (!merge.mean || !merge.own_mean || job.mask)) {
+    PyErr_SetString(PyExc_ValueError, "statistics to merge need memory, and no mask");
+  }
+  return finish_forward(in, job, update);
 }
 
 // What lies beside x with a residual (the output, if its sign is that of what entered the activation, else the residual),
@@ -310,7 +404,7 @@ Job begin_backward(Arguments& in) {
   return job;
 }
 
-// (..., beside, dy, dx, dresidual, dweight, dbias, mask, stored, inverted, others)
+// (..., beside, dy, dx, dresidual, dweight, dbias, mask, stored, inverted, others, r and d)
 PyObject* py_backward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = begin_backward(in);
@@ -322,6 +416,7 @@ PyObject* py_backward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   job.stored = in.integer() != 0;
   job.inverted = in.integer() != 0;
   job.others = in.real();
+  job.renorm = correction_from(in, job);
   return finish(in, job, kernels->backward, {job.x, job.dy, job.dx});
 }
 
@@ -448,6 +543,8 @@ PyObject* py_use_instruction_set(PyObject*, PyObject* name) {
 PyMethodDef methods[] = {
     {"moments", reinterpret_cast<PyCFunction>(py_moments), METH_FASTCALL, "Mean and variance of each channel."},
     {"forward", reinterpret_cast<PyCFunction>(py_forward), METH_FASTCALL, "Moments, and x normalized with them."},
+    {"renormalize", reinterpret_cast<PyCFunction>(py_renormalize), METH_FASTCALL, "A forward corrected by r and d."},
+    {"merge", reinterpret_cast<PyCFunction>(py_merge), METH_FASTCALL, "A forward with other statistics merged in."},
     {"evaluate", reinterpret_cast<PyCFunction>(py_evaluate), METH_FASTCALL, "x normalized with the moments given."},
     {"backward", reinterpret_cast<PyCFunction>(py_backward), METH_FASTCALL, "Gradients of a forward or an evaluation."},
     {"backward_sums", reinterpret_cast<PyCFunction>(py_backward_sums), METH_FASTCALL, "What ranks share of gradients."},

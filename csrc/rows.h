@@ -239,7 +239,6 @@ template <class T> struct Rows {
     each_column(c0, sums.n, [&](int64_t i, int64_t g, int64_t) { all[g - g0].add(sums[i]); });
     bool again = false;
     for (int64_t g = g0; g < g1; ++g) again |= statistics.set(p, g, shifts[g - g0], all[g - g0]);
-    statistics.ready(statistics.index(p, g0), statistics.index(p, g1));
     return again;
   }
 
@@ -251,6 +250,7 @@ template <class T> struct Rows {
         return set_moments(b.p, g0, g1, b.c0, shifts, sums);
       };
       if (add_up(first_shifts(b.p, g0, g1))) add_up(better_shifts(b.p, g0, g1));
+      statistics.ready(statistics.index(b.p, g0), statistics.index(b.p, g1));
       then(b);
     });
   }
@@ -259,6 +259,7 @@ template <class T> struct Rows {
     if (moments_by_tile(parallel_for, [&](int64_t p) { return first_shifts(p, 0, job.groups); })) {
       moments_by_tile(parallel_for, [&](int64_t p) { return better_shifts(p, 0, job.groups); });
     }
+    statistics.ready();
   }
   template <class F> bool moments_by_tile(ParallelFor parallel_for, F shifts_of) const {
     std::vector<std::vector<double>> shifts;

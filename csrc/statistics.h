@@ -9,7 +9,6 @@ namespace normkit {
 namespace NK_NAMESPACE {
 
 constexpr int64_t kTaskBytes = 512 * 1024;         // what a task may touch and still find in cache the second time
-constexpr int64_t kStreamBytes = 4 * 1024 * 1024;  // from this size on, an output is not worth a place in cache
 constexpr int64_t kEnoughTasks = 16;               // to share out among threads, whatever their number
 
 template <class F> void run(ParallelFor parallel_for, int64_t tasks, F f) {
@@ -24,10 +23,10 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Not in half precision, unless a vector of it is a line of memory: to write less than a line at once past the cache takes
 // several times as long.
-// Nor of medium size where a smooth activation leaves memory time enough, or where the output is read next, and is found in
-// the cache.
+// Nor of medium size where a smooth activation leaves memory time enough, or where the output is found in the cache by what
+// reads it next.
 template <class V, class T> bool is_large(const Job& job) {
-  const int64_t least = job.no_backward ? 4 * kStreamBytes
+  const int64_t least = job.stays_near ? 4 * kStreamBytes
                         : job.activation >= Activation::silu ? 2 * kStreamBytes : kStreamBytes;
   const bool writes_lines = sizeof(T) >= sizeof(float) || V::width * sizeof(T) >= 64;
   return writes_lines && job.size() * int64_t(sizeof(T)) >= least;
@@ -80,16 +79,25 @@ struct Statistics {
   int64_t index(int64_t p, int64_t g) const { return p * job.groups + g; }
   double inverse_std(int64_t pg) const { return inverse_stds[pg]; }
   double inverse_count(int64_t p) const { return inverse_counts[inverse_counts.size() == 1 ? 0 : p]; }
-  // The statistics [first, last) are known. Locals, so that the compiler sees vectors.
+  // The statistics [first, last) of x are known. Locals, so that the compiler sees vectors.
   void ready(int64_t first, int64_t last) const {
+    if (job.merge.mean) merge(first, last);
     const double *var = job.var, eps = job.eps;
     double* out = inverse_stds.data();
     for (int64_t i = first; i < last; ++i) out[i] = 1.0 / std::sqrt(var[i] + eps);
+    const Renorm& to = job.renorm;
+    if (!to.running_std) return;
+    for (int64_t i = first; i < last; ++i) {  // a NaN is not held within limits, as in torch
+      to.r[i] = std::clamp(std::sqrt(var[i] + eps) / to.running_std[i], 1 / to.r_max, to.r_max);
+      to.d[i] = std::clamp((job.mean[i] - to.running_mean[i]) / to.running_std[i], -to.d_max, to.d_max);
+    }
   }
   void ready() const { ready(0, int64_t(inverse_stds.size())); }
 
   double weight(int64_t c) const { return parameter(job.weight, c, 1.0); }
   double bias(int64_t c) const { return parameter(job.bias, c, 0.0); }
+  double r(int64_t pg) const { return job.renorm.r ? job.renorm.r[pg] : 1.0; }
+  double d(int64_t pg) const { return job.renorm.d ? job.renorm.d[pg] : 0.0; }
   double parameter(const void* values, int64_t c, double other) const {
     if (!values) return other;
     return job.type == Type::f64 ? static_cast<const double*>(values)[c] : static_cast<const float*>(values)[c];
@@ -110,7 +118,7 @@ struct Statistics {
 
   // Without slope and level, which a backward has to settle. An inverted job centres its output about the bias.
   Coefficients<double> coefficients(int64_t pg, int64_t c) const {
-    const double scale = weight(c) * inverse_std(pg), b = bias(c);
+    const double scale = weight(c) * r(pg) * inverse_std(pg), b = bias(c) + weight(c) * d(pg);
     if (job.inverted) return {b, 1.0 / weight(c), 0, scale, b, 0, 0};
     return {job.mean[pg], inverse_std(pg), 0, scale, b, 0, 0};
   }
@@ -124,8 +132,8 @@ struct Statistics {
     double sum_g = 0, sum_gx = 0;
     for (int64_t c = first; c < first + job.channels; ++c) {
       const int64_t i = p * job.all_channels() + c;
-      sum_g += weight(c) * job.sum_g[i];
-      sum_gx += weight(c) * job.sum_gx[i];
+      sum_g += weight(c) * r(pg) * job.sum_g[i];
+      sum_gx += weight(c) * r(pg) * job.sum_gx[i];
     }
     return {inverse_std(pg), job.centred ? sum_g * inverse_count(p) : 0.0, sum_gx * inverse_count(p)};
   }
@@ -139,6 +147,9 @@ struct Statistics {
   // The parameters' gradients: the sums, added up over the populations.
   void parameters() const {
     const int64_t channels = job.all_channels();
+    if (job.renorm.r) {  // of one population, in groups of one channel
+      for (int64_t c = 0; c < channels; ++c) job.sum_gx[c] = r(c) * job.sum_gx[c] + d(c) * job.sum_g[c];
+    }
     for (auto [out, sums] : {std::pair{job.dweight, job.sum_gx}, std::pair{job.dbias, job.sum_g}}) {
       if (!out) continue;
       std::vector<double> all(channels);
@@ -155,6 +166,17 @@ struct Statistics {
   }
 
  private:
+  void merge(int64_t first, int64_t last) const {
+    const Merge& to = job.merge;
+    const double n = double(job.group_size()), share = to.count / (n + to.count);
+    for (int64_t i = first; i < last; ++i) {
+      const double mean = job.mean[i], var = job.var[i], gap = to.mean[i] - mean;
+      to.own_mean[i] = mean;
+      to.own_var[i] = var;
+      job.mean[i] = mean + gap * share;
+      job.var[i] = var + (to.var[i] - var) * share + gap * gap * share * (1 - share);
+    }
+  }
   Sums in_double(int64_t p, int64_t g, double shift) const {
     switch (job.type) {
       case Type::bf16: return sums_in_double<bf16>(job, p, g, shift);

@@ -11,7 +11,8 @@ namespace normkit {
 namespace NK_NAMESPACE {
 
 // stored <- (1 - momentum) * stored + momentum * batch, with the unbiased variance of the batch; of several populations
-// one after the other, each as a batch of its own. No mean: no update.
+// one after the other, each as a batch of its own. In batch renormalization the root of var + eps is what is averaged.
+// No mean: no update.
 struct Update {
   enum class NonFinite : int { propagate = 0, raise = 1, skip = 2 };
 
@@ -46,7 +47,8 @@ struct Update {
       const double share = momentum < 0 ? 1.0 / double((batches ? *batches : 0) + 1) : momentum;
       for (int64_t c = 0; c < n; ++c) {
         narrow((1 - share) * widen(means[c]) + share * job.mean[p * n + c], new_means[c]);
-        narrow((1 - share) * widen(vars[c]) + share * job.var[p * n + c] * bessel, new_vars[c]);
+        narrow(job.renorm.r ? averaged_by_root(widen(vars[c]), job.var[p * n + c], share, job.eps)
+                            : (1 - share) * widen(vars[c]) + share * job.var[p * n + c] * bessel, new_vars[c]);
       }
       if (non_finite == NonFinite::skip && !(are_finite(new_means.data(), n) && are_finite(new_vars.data(), n))) continue;
       std::copy(new_means.begin(), new_means.end(), means);
@@ -54,6 +56,10 @@ struct Update {
       if (batches) ++*batches;
     }
     return true;
+  }
+  static double averaged_by_root(double stored, double batch, double share, double eps) {
+    const double root = (1 - share) * std::sqrt(stored + eps) + share * std::sqrt(batch + eps);
+    return root * root - eps;
   }
   template <class T> static bool are_finite(const T* values, int64_t n) {
     for (int64_t i = 0; i < n; ++i) if (!std::isfinite(widen(values[i]))) return false;

@@ -5,8 +5,11 @@ import pickle
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
+from normkit.kernels import core, select
+from support.case import randomize_
 from support.twins import close, randn, twins
 
 
@@ -43,6 +46,47 @@ def test_the_standard_deviation_is_what_is_averaged():
     std = (x.var((0, 2, 3), unbiased=False) + layer.eps).sqrt()
     close(layer.running_mean, 0.75 * old_mean + 0.25 * x.mean((0, 2, 3)))
     close((layer.running_var + layer.eps).sqrt(), 0.75 * old_std + 0.25 * std)
+
+
+@pytest.mark.skipif(core.WHY_NOT is not None, reason=str(core.WHY_NOT))
+@pytest.mark.parametrize("affine", [True, "scale", "shift", False])
+@pytest.mark.parametrize(
+    "extras", [{}, {"residual": (6, 4, 3, 5)}, {"mask": (6, 3, 5)}], ids=["alone", "residual", "mask"]
+)
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_a_step_is_one_call_of_the_loops(affine, extras, momentum, monkeypatch):
+    """With limits that some channels reach; all that it gives and moves is the reference's."""
+    layer = randomize_(
+        nk.BatchRenorm2d(4, momentum=momentum, affine=affine, activation="leaky_relu", r_max=1.2, d_max=0.3)
+    )
+    twin = copy.deepcopy(layer)
+    x, dy = torch.randn(6, 4, 3, 5) * 2 + 1, torch.randn(6, 4, 3, 5)
+    extras = {name: torch.rand(shape) > 0.3 if name == "mask" else torch.randn(shape) for name, shape in extras.items()}
+    found = {}
+    for name, one in (("native", layer), ("reference", twin)):
+        if name == "native":
+            monkeypatch.setattr(nk.layers.BatchRenorm2d, "_update_", None)
+        inputs = [x.clone().requires_grad_(), *one.parameters()]
+        with select.backend(name):
+            y = one(inputs[0], **extras)
+            found[name] = [y.detach(), *torch.autograd.grad(y, inputs, dy), *one.buffers()]
+        monkeypatch.undo()
+    for ours, theirs in zip(found["native"], found["reference"], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpointed_step_has_the_same_gradient_and_moves_once(use_reentrant):
+    layer = randomize_(nk.BatchRenorm2d(4, r_max=1.2, d_max=0.3))
+    twin = copy.deepcopy(layer)
+    x, dy = torch.randn(6, 4, 3, 3), torch.randn(6, 4, 3, 3)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    layer(inputs[0]).backward(dy)
+    checkpoint(twin, inputs[1], use_reentrant=use_reentrant).backward(dy)
+    assert torch.equal(inputs[0].grad, inputs[1].grad)
+    assert torch.equal(layer.weight.grad, twin.weight.grad)
+    for name, stored in layer.named_buffers():
+        assert torch.equal(stored, twin.get_buffer(name)), name
 
 
 def test_the_papers_schedule():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
@@ -126,6 +126,28 @@ def normalize_and_store_(x: Tensor, terms: Terms, stored: Moments, momentum: flo
     y, batch = normalize_batch(x, terms)
     update_(stored, batch, average_factor(stored, momentum), terms.nonfinite)
     return y
+
+
+def renormalize(
+    x: Tensor,
+    terms: Terms,
+    stored: Moments,
+    momentum: float | Tensor | None,
+    limits: Callable[[], tuple[float, float]] | None,
+    correction: Tensor | None = None,
+) -> tuple[Tensor, Moments, Tensor] | None:
+    """As `select.renormalize`; also None if there are no values."""
+    terms = terms.check(x)
+    if has_no_values(x):
+        return None
+    _, weight, bias, _, _, residual, mask, nonfinite, _, who, _ = terms
+    recipe = terms.recipe(x)
+    checks.enough_values(reference.count_values(x, recipe.over, mask), x, who)
+    tensors = {"weight": weight, "bias": bias, "residual": residual, "mask": mask}
+    refuse = partial(checks.finite, who=who)
+    return select.renormalize(
+        x, recipe, stored, momentum, limits, correction, **tensors, nonfinite=nonfinite, refuse=refuse
+    )
 
 
 def normalize_chunks(x: Tensor, sizes: Sequence[int], terms: Terms) -> tuple[Tensor, Moments]:

@@ -15,6 +15,8 @@ from normkit.kernels.native import (
     DONE,
     NO_UPDATE,
     ODD_PADDING,
+    Merge,
+    Renorm,
     Update,
     backward,
     evaluate,
@@ -32,10 +34,11 @@ class Call(NamedTuple):
     plan: Plan
     update: Update = NO_UPDATE  # of running statistics
     stored: tuple[Tensor, Tensor] | None = None  # means and variances to normalize with
-    others: int | None = None  # so many values beside those of x gave what is stored; None: x did not
+    others: int | None = None  # values beside those of x in what is stored or merged; None: those of x are not in it
     again: Any = None  # an `Again` of the output, where it depends on more than the tensors of the call
     mask: Tensor | None = None
     kept: list[Any] | None = None  # to append means and variances to, and the outcome
+    beyond: Renorm | Merge | None = None  # what corrects the statistics of x
 
 
 class Normalize(torch.autograd.Function):
@@ -46,18 +49,18 @@ class Normalize(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, call: Call
     ) -> Tensor:
         """Return the output."""
-        plan, update, stored, others, again, mask, kept = call
+        plan, update, stored, others, again, mask, kept, beyond = call
         given = x
         if plan.copy is not None:
             x = plan.dense(given)
         beside = None if residual is None else like(residual, x)
         ctx.plan, ctx.is_stored, ctx.mask = plan, stored is not None and others is None, mask
-        ctx.others, ctx.again = others or 0, again
+        ctx.others, ctx.again, ctx.correction = others or 0, again, getattr(beyond, "correction", None)
         # Statistics are neither inputs nor outputs of the function: autograd need not follow them.
         outcome = DONE
         if stored is None:
             y = torch.empty_like(x)
-            ctx.both, outcome = forward(x, weight, bias, beside, y, plan, update, mask)
+            ctx.both, outcome = forward(x, weight, bias, beside, y, plan, update, mask, beyond=beyond)
         else:
             y = evaluate(x, weight, bias, beside, *stored, plan, no_backward=False)
             ctx.both = torch.stack(stored).double()
@@ -76,8 +79,8 @@ class Normalize(torch.autograd.Function):
         residual, beside = signed or (None, None)
         wants, stored = ctx.needs_input_grad, ctx.is_stored
         if not torch.is_grad_enabled():
-            tensors = (x, weight, bias, beside, ctx.both)
-            return (*backward(ctx.plan, wants, grads[0], *tensors, stored, False, ctx.mask, ctx.others), None)
+            tensors, rest = (x, weight, bias, beside, ctx.both), (ctx.mask, ctx.others, ctx.correction)
+            return (*backward(ctx.plan, wants, grads[0], *tensors, stored, False, *rest), None)
         # To be differentiated again, it must be made of operators.
         again = _stored_again(ctx.plan, ctx.both) if stored else ctx.again
         if again is not None:
@@ -132,6 +135,17 @@ def gradients_of(
 def _stored_again(plan: Plan, both: Tensor) -> Again:
     def again(x: Tensor, weight: Any, bias: Any, residual: Tensor | None) -> Tensor:
         return reference.normalize_stored(x, plan.recipe, Moments(both[0], both[1], 0), weight, bias, residual)
+
+    return again
+
+
+def _renormalized_again(plan: Plan, mask: Tensor | None, correction: Tensor) -> Again:
+    def again(x: Tensor, weight: Any, bias: Any, residual: Tensor | None) -> Tensor:
+        r, d = correction
+        weight, shift = (r, d) if weight is None else (weight * r, weight * d)
+        bias = shift if bias is None else bias + shift
+        recipe = plan.recipe
+        return reference.normalize(x, recipe.view(weight), recipe.view(bias), residual, mask, recipe)[0]
 
     return again
 
@@ -220,6 +234,7 @@ def normalize(
     inplace: bool = False,
     update: Update = NO_UPDATE,
     mask: Tensor | None = None,
+    renorm: Renorm | None = None,
 ) -> tuple[Tensor, bytearray, int]:
     """Return what `reference.normalize` does, means and variances for `plan.moments`, and the outcome.
 
@@ -230,28 +245,36 @@ def normalize(
     if inplace and is_alone and is_invertible(plan.recipe, weight):
         y = NormalizeInPlace.apply(x, weight, bias, plan, update, kept)
     else:
-        y = apply(x, weight, bias, residual, Call(plan, update, mask=mask, kept=kept))
+        again = None if renorm is None else _renormalized_again(plan, mask, renorm.correction)
+        y = apply(x, weight, bias, residual, Call(plan, update, again=again, mask=mask, kept=kept, beyond=renorm))
     both, outcome = kept
     if outcome == ODD_PADDING:  # which counts as zero, and no gradient of zero would remove a NaN
         assert mask is not None
         x = torch.where(mask | x.isfinite(), x, 0)
-        return normalize(x, weight, bias, residual, plan, inplace, update, mask)
+        return normalize(x, weight, bias, residual, plan, inplace, update, mask, renorm)
     return y, both, outcome
 
 
-def normalize_known(
+def normalize_merged(
     x: Tensor,
-    known: Moments,
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
     plan: Plan,
-    others: int = 0,
-    again: Again | None = None,
+    merge: Merge,
+    again: Again,
+) -> tuple[Tensor, bytearray]:
+    """As `normalize`, with the statistics of others merged in, through which no gradient flows."""
+    kept: list[Any] = []
+    y = apply(x, weight, bias, residual, Call(plan, others=merge.values, again=again, kept=kept, beyond=merge))
+    return y, kept[0]
+
+
+def normalize_known(
+    x: Tensor, known: Moments, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, plan: Plan
 ) -> Tensor:
-    """As `normalize`, with known moments: those of x and of so many other values, through which no gradient flows."""
-    call = Call(plan, stored=(known.mean, known.var), others=others, again=again)
-    return cast(Tensor, apply(x, weight, bias, residual, call))
+    """As `normalize`, of x whose moments are already known."""
+    return cast(Tensor, apply(x, weight, bias, residual, Call(plan, stored=(known.mean, known.var), others=0)))
 
 
 def normalize_stored(

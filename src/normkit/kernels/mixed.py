@@ -58,10 +58,11 @@ def merged_by_loops(
     ) -> Tensor:
         return by_reference(x, weight, bias, residual, None, plan.recipe, others.merge, parameters).y
 
-    own = native.moments(x.detach(), plan)
-    merged = others.merge(own)
-    y = autograd.normalize_known(x, merged, weight, bias, residual, plan, others.count, again)
-    return Mixed(y, own, merged)
+    theirs = torch.stack([others.mean, others.var]).to(torch.float64)
+    merge = native.Merge(theirs, others.count, torch.empty_like(theirs))
+    y, both = autograd.normalize_merged(x, weight, bias, residual, plan, merge, again)
+    merged = plan.moments(both)._replace(count=plan.values + others.count)
+    return Mixed(y, Moments(merge.own[0], merge.own[1], plan.values), merged)
 
 
 def by_reference(

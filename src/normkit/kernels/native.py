@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,22 @@ _NON_FINITE = {"propagate": 0, "raise": 1, "skip-update": 2}
 
 # What a forward says of itself: see Outcome in csrc/module.cpp.
 DONE, ODD_PADDING, NON_FINITE = 0, 1, 2
+
+
+class Renorm(NamedTuple):
+    """Of batch renormalization: what takes the place of xhat is xhat * r + d, for each statistic."""
+
+    correction: Tensor  # (2, C) in double: r and d
+    running: tuple[Tensor, Tensor] | None = None  # means and variances that they are set from; None: they are given
+    limits: tuple[float, float] = (1.0, 0.0)  # of r and d
+
+
+class Merge(NamedTuple):
+    """Other statistics, that those of x are merged with."""
+
+    others: Tensor  # (2, C) in double: means and variances
+    values: int  # that each is made of
+    own: Tensor  # where those of x alone are kept, as the others
 
 
 def _pointer(t: Tensor | None) -> int:
@@ -44,10 +60,11 @@ def backward(
     inverted: bool,
     mask: Tensor | None = None,
     others: int = 0,
+    correction: Tensor | None = None,
 ) -> Any:
     """Gradients of x, weight, bias and residual; `beside` is what `is_output_kept` says, where there is a residual.
 
-    Each statistic is made of as many `others` as well as of values of x.
+    Each statistic is made of as many `others` as well as of values of x. For `correction` see `Renorm`.
     """
     if dy.dtype is not x.dtype or dy.stride() != x.stride():
         dy = like(dy, x)
@@ -69,6 +86,7 @@ def backward(
         stored,
         inverted,
         others,
+        0 if correction is None else correction.data_ptr(),
     )
     if beside is None and wants[3]:
         dresidual = dy  # nothing comes between the residual and the output
@@ -94,17 +112,26 @@ def forward(
     update: Update = NO_UPDATE,
     mask: Tensor | None = None,
     no_backward: bool = False,
+    beyond: Renorm | Merge | None = None,
 ) -> tuple[bytearray, int]:
     """Write the output to `y`; return means and variances, and the outcome.
 
-    The mask has contiguous booleans for each example and position, as they broadcast against x. Without a backward to
-    follow, the output of a larger tensor is left in the cache, for what reads it next.
+    What is `beyond` the statistics of x, if anything, corrects them. The mask has contiguous booleans for each example
+    and position, as they broadcast against x. Without a backward to follow, the output of a larger tensor is left in
+    the cache, for what reads it next.
     """
     both = bytearray(plan.statistics * 16)  # a tensor takes several times as long to make
     plain_weight, plain_bias = plan.plain(weight), plan.plain(bias)
     arguments = plan.arguments(x, plain_weight, plain_bias, both)
-    outcome = loops.forward(*arguments, _pointer(residual), y.data_ptr(), _pointer(mask), *update, no_backward)
-    return both, outcome
+    arguments = (*arguments, _pointer(residual), y.data_ptr(), _pointer(mask), *update, no_backward)
+    if beyond is None:
+        return both, loops.forward(*arguments)
+    if isinstance(beyond, Merge):
+        return both, loops.merge(*arguments, beyond.others.data_ptr(), beyond.values, beyond.own.data_ptr())
+    mean, var = beyond.running or (None, None)
+    kind = 0 if mean is None else TYPES[mean.dtype]
+    correction = beyond.correction.data_ptr()
+    return both, loops.renormalize(*arguments, correction, _pointer(mean), _pointer(var), kind, *beyond.limits)
 
 
 def moments(x: Tensor, plan: Plan, mask: Tensor | None = None) -> Moments:

@@ -323,6 +323,47 @@ def normalize_and_update_(
     return fused.normalize_and_update_(x, recipe, stored, momentum, weight, bias, residual, inplace)
 
 
+def renormalize(
+    x: Tensor,
+    recipe: Recipe,
+    stored: Moments,
+    momentum: float | Tensor | None,
+    limits: Callable[[], tuple[float, float]] | None,
+    correction: Tensor | None = None,
+    *,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    mask: Tensor | None,
+    nonfinite: str = "propagate",
+    refuse: Callable[[Moments], None] | None = None,
+) -> tuple[Tensor, Moments, Tensor] | None:
+    """Return a batch renormalized within limits, its moments, and r and d as (2, C); and move the stored statistics.
+
+    With a correction that is given, nothing moves. None, and nothing done, if the loops cannot.
+    """
+    plan = plan_for(x, recipe, weight, bias, residual, mask)
+    if plan is None:
+        return None
+    update = native.NO_UPDATE if limits is None else native.update_of(*stored, momentum, nonfinite)
+    if update is None:
+        return None
+    mask = None if mask is None else mask.contiguous()
+    if limits is None:
+        assert correction is not None
+        renorm = native.Renorm(correction)
+    else:
+        empty = torch.empty(2, plan.statistics, dtype=torch.float64)
+        renorm = native.Renorm(empty, (stored.mean, stored.var), limits())
+    y, both, outcome = autograd.normalize(x, weight, bias, residual, plan, False, update, mask, renorm)
+    own = plan.moments(both, mask)
+    if outcome == native.NON_FINITE and refuse is not None:
+        refuse(own)
+    if limits is not None:
+        native.count_update(*stored)
+    return y, own, renorm.correction
+
+
 def takes_torch(why_not: str | None = None) -> bool:
     """Whether torch's operators compute a call that the loops do not, unless there is a reason that they cannot.
 

@@ -48,9 +48,9 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
     inplace = False  # also in layers that were pickled before this option existed
 
     def __init_subclass__(cls, *, one_step: bool = False, **kwargs: Any) -> None:
-        """`one_step=True` says of a class, not of its subclasses, that statistics are those of the batch, and move so.
+        """`one_step=True` says of a class, not of its subclasses, that `_normalize_and_store_` does all of a step.
 
-        Its normalization and its update are then one call. Others go by `_normalize_batch` and `_update_`.
+        Others go by `_normalize_batch` and `_update_`, which a subclass may override.
         """
         super().__init_subclass__(**kwargs)
         cls._in_one_step = one_step

@@ -92,11 +92,24 @@ class BatchRenorm(BatchNorm):
             raise ArgumentError(f"r_max must be at least 1 and d_max at least 0; got {r_max} and {d_max}.")
         checks.tracked(self.track_running_stats, type(self).__name__)
         self.r_max, self.d_max, self.schedule = r_max, d_max, schedule
-        self._last: tuple[Tensor, Tensor] | None = None
+        self._last: Tensor | tuple[Tensor, Tensor] | None = None  # r and d: as one, if the loops have set them
+
+    def _normalize_and_store_(self, input: Tensor, terms: Terms, stored: Moments) -> Tensor:
+        done = batch_core.renormalize(input, terms, stored, self.momentum, partial(self._limits, stored))
+        if done is not None:
+            y, _, self._last = done
+            return y
+        y, batch = self._normalize_batch(input, terms, stored)
+        self._update_(stored, batch)
+        return y
 
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
         if stored is None or batch_core.has_no_values(input):
             return super()._normalize_batch(input, terms, stored)
+        if isinstance(self._last, Tensor) and is_recomputing():  # the same way, with what is saved on it
+            done = batch_core.renormalize(input, terms, stored, None, None, self._last)
+            if done is not None:
+                return done[:2]
         # Detached, not only under no_grad: forward mode must not see r and d move either.
         batch = batch_core.moments_of(input.detach(), terms.features, terms.mask, terms.who)
         checks.enough_values(batch.count, input, terms.who)
@@ -108,14 +121,18 @@ class BatchRenorm(BatchNorm):
 
     def _correction(self, batch: Moments, stored: Moments) -> tuple[Tensor, Tensor]:
         if is_recomputing() and self._last is not None:
-            return self._last  # the running statistics have moved since the forward that this one repeats
-        r_max, d_max = (self.r_max, self.d_max) if self.schedule is None else self.schedule(int(stored.count))
+            r, d = self._last  # the running statistics have moved since the forward that this one repeats
+            return r, d
+        r_max, d_max = self._limits(stored)
         std, running_std = self._std(batch), self._std(stored)
         r = (std / running_std).clamp(1 / r_max, r_max)
         d = ((batch.mean - stored.mean) / running_std).clamp(-d_max, d_max)
         if not (torch.compiler.is_compiling() or is_transformed(r)):
             self._last = r, d
         return hold(r), hold(d)
+
+    def _limits(self, stored: Moments) -> tuple[float, float]:
+        return (self.r_max, self.d_max) if self.schedule is None else self.schedule(int(stored.count))
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
         if not isinstance(batch.count, Tensor) and batch.count == 0:
@@ -137,21 +154,21 @@ class BatchRenorm(BatchNorm):
         return super().extra_repr() + f", r_max={self.r_max}, d_max={self.d_max}"
 
 
-class BatchRenorm1d(BatchRenorm, nn.BatchNorm1d):
+class BatchRenorm1d(BatchRenorm, nn.BatchNorm1d, one_step=True):
     """Batch renormalization of (N, C) or (N, C, L)."""
 
     _ranks = (2, 3)
     _torch = nn.BatchNorm1d
 
 
-class BatchRenorm2d(BatchRenorm, nn.BatchNorm2d):
+class BatchRenorm2d(BatchRenorm, nn.BatchNorm2d, one_step=True):
     """Batch renormalization of (N, C, H, W)."""
 
     _ranks = (4,)
     _torch = nn.BatchNorm2d
 
 
-class BatchRenorm3d(BatchRenorm, nn.BatchNorm3d):
+class BatchRenorm3d(BatchRenorm, nn.BatchNorm3d, one_step=True):
     """Batch renormalization of (N, C, D, H, W)."""
 
     _ranks = (5,)
