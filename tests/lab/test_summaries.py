@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from normkit.lab.record import TrialRecord
-from normkit.lab.summaries import accuracy_figures, verdict, with_range
+from normkit.lab.summaries import accuracy_figures, curve_of_medians, verdict, with_range
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,10 @@ def test_the_close_up_has_those_that_come_near_the_best():
     assert [curve.name for curve in whole.curves] == ["high", "low"]
     assert [(curve.name, list(curve.x)) for curve in close.curves] == [("high", [20])]
     assert [list(curve.x) for curve in timed.curves] == [[0, 1, 2]] * 2
+
+
+def test_a_curve_of_medians_leaves_out_places_without_values():
+    curve = curve_of_medians("a", [(1, [3.0, 1.0, 2.0]), (2, []), (3, [5.0])])
+    assert (curve.x, curve.y, curve.low, curve.high) == ([1, 3], [2.0, 5.0], [1.0, 5.0], [3.0, 5.0])
+    assert curve_of_medians("a", [(1, [3.0]), (2, [4.0])]).low is None  # one seed has no range
+    assert curve_of_medians("a", []).x == []

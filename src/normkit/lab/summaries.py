@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
@@ -92,6 +92,15 @@ def curve_over_seeds(name: str, trials: Sequence[TrialRecord], key: str = "accur
         low=[min(row) for row in values] if len(trials) > 1 else None,
         high=[max(row) for row in values] if len(trials) > 1 else None,
     )
+
+
+def curve_of_medians(name: str, found: Iterable[tuple[float, Sequence[float]]]) -> Curve:
+    """The median of the values that were found at each place, with their range; places without values are left out."""
+    points = [(x, values) for x, values in found if values]
+    low, high = ([end(values) for _, values in points] for end in (min, max))
+    medians = [median(values) for _, values in points]
+    has_range = any(len(values) > 1 for _, values in points)
+    return Curve(name, [x for x, _ in points], medians, *((low, high) if has_range else ()))
 
 
 def accuracy_figures(arms: Mapping[str, Sequence[TrialRecord]], published: Sequence[Curve] = ()) -> list[Figure]:

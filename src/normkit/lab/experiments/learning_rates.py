@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 import normkit as nk
-from normkit.figures.figure import Curve, Figure, Table
+from normkit.figures.figure import Figure, Table
 from normkit.lab import data, models
 from normkit.lab.classification import Classification
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Findings
 from normkit.lab.record import Run, TrialRecord
-from normkit.lab.summaries import is_complete, verdict, with_range
+from normkit.lab.summaries import curve_of_medians, is_complete, verdict, with_range
 
 PLAIN, BN = "plain", "bn"
 NETS = (PLAIN, BN)
@@ -199,11 +199,6 @@ def _accuracy_table(sweep: Sweep) -> Table:
 
 
 def _figure(sweep: Sweep) -> Figure:
-    curves = []
-    for net in NETS:
-        points = [(value, found) for value in sweep.grid if (found := sweep.accuracies(net, value))]
-        x, y = [value for value, _ in points], [median(found) for _, found in points]
-        bounds = ([bound(found) for _, found in points] for bound in (min, max))
-        curves.append(Curve(net, x, y, *(bounds if len(sweep.seeds) > 1 else ())))
+    curves = [curve_of_medians(net, [(value, sweep.accuracies(net, value)) for value in sweep.grid]) for net in NETS]
     note = "Median and range over seeds; 0: the loss stopped being finite."
     return Figure(f"Accuracy by {sweep.title}", sweep.title, "accuracy", curves, note, log_x=True)

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from statistics import median
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import normkit as nk
-from normkit.figures.figure import Curve, Figure, Table
+from normkit.figures.figure import Figure, Table
 from normkit.lab import data, models
 from normkit.lab.classification import Classification
 from normkit.lab.experiment import Arm, Experiment, Scale, Training, Trial
 from normkit.lab.findings import Findings
 from normkit.lab.probed import agreed, has_diverged, paired
 from normkit.lab.record import Run, TrialRecord
-from normkit.lab.summaries import is_complete, last, verdict, with_range
+from normkit.lab.summaries import curve_of_medians, is_complete, last, verdict, with_range
 from normkit.snapshot import untouched
 
 BATCH, GROUP = "batch", "group"
@@ -235,14 +234,10 @@ def _figures(run: Run, sizes: Sequence[int]) -> list[Figure]:
     note = "At the end: median and range over seeds."
 
     def figure(title: str, norms: Sequence[str]) -> Figure:
-        curves = [_curve(run, norm, sizes) for norm in norms]
+        curves = [
+            curve_of_medians(norm, [(size, [*map(error, run.of(f"{norm}-{size}"))]) for size in reversed(sizes)])
+            for norm in norms
+        ]
         return Figure(f"Test error by batch, {title}", "batch", "error", curves, note, log_x=True)
 
     return [figure("of batch and group norm", (BATCH, GROUP, *MOVED)), figure("of the others", (GHOST, *ALONE))]
-
-
-def _curve(run: Run, norm: str, sizes: Sequence[int]) -> Curve:
-    found = {size: [error(trial) for trial in run.of(f"{norm}-{size}")] for size in reversed(sizes)}
-    found = {size: errors for size, errors in found.items() if errors}
-    ends = [[end(errors) for errors in found.values()] for end in (min, max)]
-    return Curve(norm, [*found], [median(errors) for errors in found.values()], low=ends[0], high=ends[1])
