@@ -38,7 +38,9 @@ def run(
     name: Annotated[str, typer.Argument(help="An experiment or a set of them: see `normkit lab list`.")],
     scale: Annotated[str, typer.Option(help="quick: for a test; desk: for a laptop; full: the paper's own.")] = "desk",
     seeds: Annotated[int | None, typer.Option(min=1, help="How many; each is a trial of every arm.")] = None,
-    data: Annotated[str | None, typer.Option(help="A data set (`normkit data list`), or a folder of images.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A data set (`normkit data list`), a folder of images, or a text.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's directory.", show_default="runs/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Trials side by side.", show_default="one per core")] = None,

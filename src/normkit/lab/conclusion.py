@@ -79,7 +79,7 @@ def _new_plan(name: str, scale: str, data: str | None, seeds: int | None, direct
     names = names_in(name)
     _check_scale(scale)
     for experiment in map(experiment_named, names):  # an error in the data is reported before anything is written
-        (sets.load_any if experiment.takes_large_images else sets.load)(data or experiment.data)
+        sets.LOADERS[experiment.takes](data or experiment.data)
     return RunPlan(name, scale, data, seeds)  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from normkit.instruments.loss import Closure
 from normkit.instruments.probe import Probe
+from normkit.lab.data import DataKind
 from normkit.lab.findings import Findings
 from normkit.lab.record import Run
 
@@ -64,7 +65,7 @@ class Experiment(abc.ABC):
     claim: ClassVar[str]
     source: ClassVar[str]
     data: ClassVar[str] = "fashion-mini"  # unless another set is chosen
-    takes_large_images: ClassVar[bool] = False  # from a folder, batch by batch
+    takes: ClassVar[DataKind] = "small images"  # what `data` may be; "images" are of any size, read batch by batch
     seeds: ClassVar[Mapping[Scale, int]] = {"quick": 1, "desk": 3, "full": 5}
 
     @abc.abstractmethod

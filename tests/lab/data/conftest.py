@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from normkit.lab.data import load_any
+from normkit.lab.data import load_any, load_text
 from normkit.lab.data.catalogue import CATALOGUE, CIFAR10, IDX_FILES, MNIST
 
 
@@ -20,9 +20,14 @@ def data_folder(tmp_path, monkeypatch):
     """Nobody's own data is read or written, and nothing is remembered."""
     folder = tmp_path / "data"
     monkeypatch.setenv("NORMKIT_DATA", str(folder))
-    load_any.cache_clear()
+    _forget()
     yield folder
-    load_any.cache_clear()
+    _forget()
+
+
+def _forget():
+    for load in (load_any, load_text):
+        load.cache_clear()
 
 
 class Tiny:

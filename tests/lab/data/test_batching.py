@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normkit.errors import ArgumentError
-from normkit.lab.data import Images, batches
+from normkit.lab.data import Images, batches, windows
 
 
 def numbered(count):
@@ -69,3 +69,36 @@ def test_a_transform_draws_anew_at_every_step():
 def test_what_cannot_be_is_told_at_once(size, start, message):
     with pytest.raises(ArgumentError, match=message):
         batches(numbered(10), size, 0, start)
+
+
+# ---- windows of a text
+
+
+@given(st.integers(2, 90), st.integers(1, 60), st.integers(1, 9), st.integers(-5, 2**40), st.integers(0, 50))
+def test_windows_go_on_as_they_would_have(characters, length, size, seed, start):
+    text, length = torch.arange(characters), min(length, characters - 1)
+    unbroken = list(islice(windows(text, length, size, seed), start + 3))
+    resumed = list(islice(windows(text, length, size, seed, start), 3))
+    for (x, y), (u, v) in zip(unbroken[start:], resumed, strict=True):
+        assert torch.equal(x, u)
+        assert torch.equal(y, v)
+        assert x.shape == y.shape == (size, length)
+        assert torch.equal(x, x[:, :1] + torch.arange(length))  # in a row
+        assert torch.equal(y, x + 1)  # what follows each
+
+
+def test_windows_begin_everywhere():
+    begun = torch.cat([x[:, 0] for x, _ in islice(windows(torch.arange(10), 4, 50, seed=1), 20)])
+    assert begun.unique().tolist() == list(range(6))  # the last one ends with the text's last character
+    other, repeated = (next(windows(torch.arange(1000), 4, 50, seed))[0] for seed in (2, 1))
+    assert not torch.equal(other, repeated)
+    assert torch.equal(repeated, next(windows(torch.arange(1000), 4, 50, seed=1))[0])
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "start", "message"),
+    [(10, 1, 0, "from 1 to 9 .* got 10 and 1"), (0, 1, 0, "got 0 and 1"), (4, 0, 0, "4 and 0"), (4, 1, -1, "got -1")],
+)
+def test_windows_that_cannot_be_are_told_at_once(length, size, start, message):
+    with pytest.raises(ArgumentError, match=message):
+        windows(torch.arange(10), length, size, 0, start)

@@ -275,7 +275,7 @@ def test_an_unknown_source(mnist, source, message):
 
 def test_available(mnist, data_folder, write):
     found = {entry.name: entry for entry in available()}
-    assert list(found) == ["fashion-mini", "mnist", "fashion-mnist", "cifar10"]
+    assert list(found) == ["fashion-mini", "mnist", "fashion-mnist", "cifar10", "moby-mini"]
     assert found["mnist"].where is None
     assert found["cifar10"].size == 60_000 * (3 * 32 * 32 + 1)
     write(data_folder / "mnist", mnist.idx())

@@ -1,19 +1,24 @@
-"""The lab's data: named sets, folders of images, and batches of them."""
+"""The lab's data: named sets, folders of images, texts, and batches of them."""
 
-from normkit.lab.data.batching import batches
+from normkit.lab.data.batching import batches, windows
 from normkit.lab.data.folder import FolderSet
-from normkit.lab.data.load import Available, available, get, load, load_any
-from normkit.lab.data.types import DataError, DataSet, Images
+from normkit.lab.data.load import LOADERS, Available, DataKind, available, get, load, load_any, load_text
+from normkit.lab.data.types import DataError, DataSet, Images, TextSet
 
 __all__ = [
+    "LOADERS",
     "Available",
     "DataError",
+    "DataKind",
     "DataSet",
     "FolderSet",
     "Images",
+    "TextSet",
     "available",
     "batches",
     "get",
     "load",
     "load_any",
+    "load_text",
+    "windows",
 ]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from normkit.errors import ArgumentError
+from normkit.errors import ArgumentError, did_you_mean
 from normkit.lab.data.cache import only_one, own_folder, read_stored, store, stored_path
 from normkit.lab.data.catalogue import CATALOGUE, FASHION_MINI, Bytes, Entry, entry_named
 from normkit.lab.data.download import DownloadProgress
 from normkit.lab.data.fetch import decode_path, sources
 from normkit.lab.data.folder import FolderSet, open_folder
-from normkit.lab.data.types import DataError, DataSet
+from normkit.lab.data.texts import MOBY_MINI, read_text, text_set, unpack
+from normkit.lab.data.types import DataError, DataSet, TextSet
+
+DataKind = Literal["small images", "images", "text"]
 
 
 class Available(NamedTuple):
@@ -22,7 +26,7 @@ class Available(NamedTuple):
     name: str
     what: str
     where: str | None  # None: it must be fetched
-    size: int  # bytes in memory
+    size: int  # bytes, unpacked
 
 
 def load(name_or_path: str) -> DataSet:
@@ -39,6 +43,10 @@ def load(name_or_path: str) -> DataSet:
 @lru_cache(maxsize=4)
 def load_any(name_or_path: str) -> DataSet | FolderSet:
     """Like `load`, and a folder of larger images becomes a FolderSet, which reads them batch by batch."""
+    if name_or_path == MOBY_MINI.name:
+        raise ArgumentError(
+            f"A set of images is needed, one of {', '.join(CATALOGUE)} or a folder of images; {name_or_path} is a text."
+        )
     if name_or_path not in CATALOGUE and _is_path(name_or_path):
         return open_folder(Path(name_or_path).expanduser())
     entry = entry_named(name_or_path)
@@ -48,9 +56,31 @@ def load_any(name_or_path: str) -> DataSet | FolderSet:
     return entry.data_set(content)
 
 
+@lru_cache(maxsize=4)
+def load_text(name_or_path: str) -> TextSet:
+    """A text by its name, or a file in UTF-8; one that was loaded before is not read again."""
+    if name_or_path == MOBY_MINI.name:
+        return text_set(name_or_path, unpack(MOBY_MINI))
+    if name_or_path not in CATALOGUE and _is_path(name_or_path):
+        return text_set(name_or_path, read_text(Path(name_or_path).expanduser()))
+    raise ArgumentError(
+        f"A text needs the name {MOBY_MINI.name}, or the path of a file that is there; got {name_or_path!r}."
+        f"{did_you_mean(name_or_path, [MOBY_MINI.name])}"
+    )
+
+
+LOADERS: dict[DataKind, Callable[[str], DataSet | FolderSet | TextSet]] = {
+    "small images": load,
+    "images": load_any,
+    "text": load_text,
+}
+"""By what an experiment takes."""
+
+
 def available() -> list[Available]:
     """Every set that has a name, and where it is; looked up, not read."""
-    return [Available(entry.name, entry.what, _where(entry), entry.size) for entry in CATALOGUE.values()]
+    images = [Available(entry.name, entry.what, _where(entry), entry.size) for entry in CATALOGUE.values()]
+    return [*images, Available(MOBY_MINI.name, MOBY_MINI.what, str(MOBY_MINI.path), MOBY_MINI.size)]
 
 
 def get(name: str, source: str | None = None, progress: DownloadProgress | None = None) -> Path:
@@ -59,6 +89,9 @@ def get(name: str, source: str | None = None, progress: DownloadProgress | None 
     `source`: local, debian, web or npm, the address of a folder on the web, or the path of a folder or an archive.
     Without one, a set that is here is left as it is, and one that is not is looked for in that order.
     """
+    if name == MOBY_MINI.name:
+        load_text(name)
+        return MOBY_MINI.path
     entry = entry_named(name)
     if entry is FASHION_MINI:
         read_stored(entry)
@@ -91,7 +124,7 @@ def _quiet(what: str, done: int, total: int | None) -> None:
 
 
 def _is_path(text: str) -> bool:
-    return os.sep in text or text.startswith((".", "~")) or Path(text).is_dir()
+    return os.sep in text or text.startswith((".", "~")) or Path(text).exists()
 
 
 def _is_stored(entry: Entry) -> bool:

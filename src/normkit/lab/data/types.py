@@ -34,3 +34,13 @@ class DataSet:
     def is_large(self) -> bool:
         """Whether there is enough to train for longer at the same scale."""
         return len(self.train.labels) >= 50_000
+
+
+@dataclass(frozen=True)
+class TextSet:
+    """A text in memory, as places in its alphabet. All who load it share its tensors, which must not be changed."""
+
+    name: str
+    alphabet: str  # every character of the text once, sorted
+    train: Tensor  # int64, (characters,)
+    test: Tensor  # what follows

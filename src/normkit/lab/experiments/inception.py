@@ -114,7 +114,7 @@ class Inception(Experiment):
         "(14 times fewer in the paper) and goes beyond it, at rates and with sigmoids that the plain net fails with."
     )
     source = "Ioffe & Szegedy 2015, section 4.2, figures 2 and 3"
-    takes_large_images = True
+    takes = "images"
     seeds: ClassVar[Mapping[Scale, int]] = {"quick": 1, "desk": 1, "full": 3}  # one takes minutes as it is
 
     def arms(self, scale: Scale) -> Sequence[Arm]:
