@@ -28,6 +28,7 @@ NAMES: dict[str, str] = {
     "shift": ".shift",
     "whitening": ".whitening",
     "norm-free": ".norm_free",
+    "sequence": ".sequence",
 }
 
 # Experiments that are run together and reported on one page. The longest comes first, which keeps all cores busy.
