@@ -51,3 +51,9 @@ class Figure:
     note: str = ""
     log_x: bool = False  # of positive values that span decades
     log_y: bool = False
+
+    def _repr_png_(self) -> bytes:
+        """What a notebook shows."""
+        from normkit.figures.png import png_bytes  # not above: what draws figures knows what they are
+
+        return png_bytes([self])
