@@ -71,7 +71,7 @@ dist: export NORMKIT_REQUIRE_CORE := 1
 dist: $(INSTALLED)  ## wheel and sdist, each tried in an empty environment
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
-	PYTHONPATH=tests $(BIN)/python tools/check_dist.py dist/*
+	PYTHONPATH=tests:docs/_ext $(BIN)/python tools/check_dist.py dist/*
 
 changelog: $(INSTALLED)  ## what the next release will say, from the fragments in changelog/
 	$(BIN)/towncrier build --draft --version "$$($(BIN)/python -c 'import normkit; print(normkit.__version__)')"

@@ -24,14 +24,16 @@ extensions = [
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "mathml",
+    "notebooks",
     "records",
 ]
-exclude_patterns = ["inventories"]
+exclude_patterns = ["inventories", "**/.ipynb_checkpoints"]
 nitpicky = True
 nitpick_ignore = [("py:class", "rich.console.Console")]
 default_role = "code"  # in docstrings, `x` is code
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_typehints = "signature"
@@ -49,6 +51,7 @@ html_title = "normkit"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
+html_math_renderer = "mathml"
 
 
 def inventory(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Every Python block of README.md and docs/**/*.md runs as it stands.
+"""Every Python block of README.md and docs/**/*.md runs as it stands. Notebooks have tests of their own.
 
 Conventions for the pages:
 - The blocks marked `python` of one page run in order, in one namespace, in an empty directory, after
@@ -9,30 +9,16 @@ Conventions for the pages:
 - Python that does not run has no other mark to hide under: shell commands are `bash`, output alone is `text`.
 """
 
-import contextlib
 import doctest
-import io
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import torch
 
-from support.pages import PAGES, Block, blocks, name, needs, tokens
+from code_run import run
+from support.pages import NOTEBOOKS, PAGES, Block, blocks, name, needs, tokens
 
-WITH_CODE = [page for page in PAGES if any(blocks(page))]
+WITH_CODE = [page for page in PAGES if page not in NOTEBOOKS and any(blocks(page))]
 NOT_RUN = {"py", "python3", "pycon", "{code-block} python", "{doctest}"}
-
-
-@pytest.fixture
-def namespace(monkeypatch, tmp_path):
-    """A module of its own for a page's names, so that what it defines can be found and pickled."""
-    module = ModuleType("page")
-    monkeypatch.setitem(sys.modules, "page", module)
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    return vars(module)
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name)
@@ -40,7 +26,7 @@ def test_runs(page, namespace):
     for module in needs(page):
         pytest.importorskip(module, reason=f"{name(page)} needs {module}")
     for block in blocks(page):
-        printed = run(block, page, namespace)
+        printed = run_block(block, page, namespace)
         if block.output is not None:
             assert_shown(block.output, printed)
 
@@ -50,12 +36,9 @@ def test_no_python_hides_under_another_mark(page):
     assert not [token.info for token in tokens(page) if token.type == "fence" and token.info.strip() in NOT_RUN]
 
 
-def run(block: Block, page: Path, namespace: dict[str, object]) -> str:
+def run_block(block: Block, page: Path, namespace: dict[str, object]) -> str:
     # Shifted to the lines of the page, so that a traceback shows them.
-    code = compile("\n" * block.line + block.code, str(page), "exec")
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(code, namespace)
-    return printed.getvalue()
+    return run("\n" * block.line + block.code, str(page), namespace).printed
 
 
 def assert_shown(shown: str, printed: str) -> None:

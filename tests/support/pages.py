@@ -1,4 +1,4 @@
-"""The project's Markdown pages, and the Python in them."""
+"""The project's pages, Markdown and notebooks, and the Python in them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,8 +7,11 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from notebook_markdown import source_markdown
+
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+NOTEBOOKS = tuple(sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *NOTEBOOKS)
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ def name(page: Path) -> str:
 
 
 def tokens(page: Path) -> list[Token]:
-    return MarkdownIt().parse(page.read_text())
+    text = page.read_text()
+    return MarkdownIt().parse(source_markdown(text) if page.suffix == ".ipynb" else text)
 
 
 def blocks(page: Path) -> Iterator[Block]:
