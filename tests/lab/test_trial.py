@@ -144,6 +144,24 @@ def stop_after(steps):
     return pause
 
 
+def test_an_update_of_its_own_takes_the_place_of_the_step(tmp_path):
+    toy, calls = Toy(), []
+    training = toy.training
+
+    def with_update(trial):
+        found = training(trial)
+        found.update = lambda x, y: calls.append((x.shape, y.shape, found.optimizer.param_groups[0]["lr"])) or 0.25
+        return found
+
+    toy.training = with_update
+    run_trial(toy, trial_of("adam"), RunOptions(tmp_path), quiet)
+    _, start, *lines, _ = lines_of(trial_paths(trial_of("adam"), tmp_path)[0])
+    assert [call[:2] for call in calls] == [((16, 4), (16,))] * 60
+    assert [call[2] for call in calls] == pytest.approx([0.01 * 0.99**step for step in range(60)])
+    assert {line["loss"] for line in lines} == {0.25}
+    assert {line["accuracy"] for line in lines} == {start["accuracy"]}  # the model was left alone
+
+
 def test_progress_is_reported(tmp_path):
     steps = []
     run_trial(Toy(), trial_of("sgd"), RunOptions(tmp_path), lambda *step: steps.append(step))

@@ -56,6 +56,7 @@ class Training:
     rate: Callable[[int], float] | None = None  # the learning rate before this step; None: as the optimizer has it
     chance: float = 0.0  # an accuracy not above it at the end is a divergence
     probes: Callable[[Closure], Sequence[Probe]] | None = None  # of the loss of the present batch; see `Observation`
+    update: Callable[[Tensor, Tensor], float] | None = None  # instead of a step down `loss`, and returns its own
 
 
 class Experiment(abc.ABC):

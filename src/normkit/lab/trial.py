@@ -154,6 +154,8 @@ def _step(training: Training, step: int, batch: Any) -> float:
     if training.rate is not None:
         for group in training.optimizer.param_groups:
             group["lr"] = training.rate(step)
+    if training.update is not None:
+        return training.update(x, y)
     training.optimizer.zero_grad(set_to_none=True)
     loss = training.loss(training.model(x), y)
     loss.backward()
