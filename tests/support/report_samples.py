@@ -3,7 +3,10 @@
 import math
 from pathlib import Path
 
-from normkit.figures.figure import Curve, Figure, Table
+import torch
+
+from normkit.figures.figure import Curve, Figure, Pictures, Table
+from normkit.figures.pictures import row_of
 from normkit.lab.findings import Findings
 from normkit.lab.record import Run, TrialRecord
 from normkit.lab.report import Section
@@ -83,6 +86,11 @@ def main_table():
     return Table("Steps to the accuracy of Inception", columns, rows, "\N{EN DASH}: the accuracy was never reached.")
 
 
+def pictures(name, title="Samples"):
+    pixels = torch.arange(192, dtype=torch.uint8).view(4, 1, 6, 8)
+    return Pictures(title, [(name, row_of(pixels)), ("negative", row_of(255 - pixels))], "Four of each.")
+
+
 def paper_findings():
     return Findings(
         claim="With batch normalization a network reaches the same accuracy in 14 times fewer training steps.",
@@ -95,13 +103,14 @@ def paper_findings():
         tables=[main_table()],
         figures=[accuracy_figure(), loss_figure()],
         notes=["Images of 28 by 28 pixels stand for ImageNet.", "Rates were chosen for each arm on its own."],
+        pictures=[pictures("BN-x5")],
     )
 
 
 def hostile_findings():
     figure = Figure(HOSTILE, HOSTILE, HOSTILE, [Curve(HOSTILE, [0.0, 1.0], [0.5, -0.5])], HOSTILE)
     table = Table(HOSTILE, [HOSTILE, "value"], [[HOSTILE, 1e-7], ["two", 12_345.678]], HOSTILE)
-    return Findings(HOSTILE, HOSTILE, "unclear", [HOSTILE], [table], [figure], [HOSTILE])
+    return Findings(HOSTILE, HOSTILE, "unclear", [HOSTILE], [table], [figure], [HOSTILE], [pictures(HOSTILE, HOSTILE)])
 
 
 def trial(arm, seed, end, settings):

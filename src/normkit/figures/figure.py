@@ -1,4 +1,4 @@
-"""Tables and curves, as data. Pages, images and terminals draw them and add nothing."""
+"""Tables, curves and pictures, as data. Pages, images and terminals draw them and add nothing."""
 
 from __future__ import annotations
 
@@ -57,3 +57,12 @@ class Figure:
         from normkit.figures.png import png_bytes  # not above: what draws figures knows what they are
 
         return png_bytes([self])
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Named rows of images, each the text that `pictures.row_of` makes of pixels. Only pages show them."""
+
+    title: str
+    rows: Sequence[tuple[str, str]]
+    note: str = ""

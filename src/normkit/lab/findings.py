@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from normkit.figures.figure import Figure, Table
+from normkit.figures.figure import Figure, Pictures, Table
 
 Outcome = Literal["supported", "contradicted", "unclear"]
 
@@ -22,3 +22,4 @@ class Findings:
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()  # what a reader should know before believing it
+    pictures: Sequence[Pictures] = ()

@@ -104,6 +104,14 @@ def test_every_plot_is_described(page):
     assert "never finite: no finite value." in plots[1]["aria-label"]
 
 
+def test_pictures_are_in_the_page_and_have_names(page):
+    shown = [pictures for section in report_samples.sections() for pictures in section.findings.pictures]
+    rows = [(f"{of.title}: {name}", f"data:image/png;base64,{row}") for of in shown for name, row in of.rows]
+    assert [(e["alt"], e["src"]) for e in page.of("img")] == rows
+    assert [e["text"].strip() for e in page.of("caption")].count("Samples") == 1
+    assert "Four of each." in page.of("main")[0]["text"]
+
+
 def test_nothing_breaks_out(page, report):
     scripts = page.of("script")
     assert [s.get("type") for s in scripts] == ["application/json", None, None]
