@@ -99,9 +99,13 @@ class ResNet(nn.Module):
         """The residual branches, in order: what Fixup and SkipInit work on."""
         return [module.branch for module in self.modules() if isinstance(module, Block | PreactBlock)]
 
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the classifier reads, (N, features)."""
+        return self.pool(self.end(self.stages(self.stem(x))))  # type: ignore[no-any-return]
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
-        return self.classifier(self.pool(self.end(self.stages(self.stem(x)))))  # type: ignore[no-any-return]
+        return self.classifier(self.features(x))  # type: ignore[no-any-return]
 
 
 def blocks_per_stage(depth: int) -> int:
