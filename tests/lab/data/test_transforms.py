@@ -1,11 +1,11 @@
-"""Pixels on their way into a network: standardized, cut and mirrored."""
+"""Pixels on their way into a network: standardized, cut and mirrored, from -1 to 1 and back."""
 
 import pytest
 import torch
 
 from normkit.errors import ArgumentError
 from normkit.lab.data.crops import square_crops
-from normkit.lab.data.transforms import cut_and_mirrored, standardized
+from normkit.lab.data.transforms import cut_and_mirrored, from_signed_range, standardized, to_signed_range
 
 
 def pixels_of(count, channels=3, height=9, width=11, seed=0):
@@ -22,6 +22,16 @@ def test_training_images_become_standard_in_each_channel():
     before = pixels.clone()
     standardized(pixels)(pixels[:2])
     assert torch.equal(pixels, before)
+
+
+def test_bytes_lie_evenly_from_minus_one_to_one_and_come_back():
+    pixels = torch.arange(256, dtype=torch.uint8)
+    images = to_signed_range(pixels)
+    assert (float(images[0]), float(images[-1])) == (-1.0, 1.0)
+    torch.testing.assert_close(images.diff(), torch.full((255,), 2 / 255), atol=1e-6, rtol=0)
+    before = images.clone()
+    assert torch.equal(from_signed_range(images), pixels)
+    assert torch.equal(images, before)
 
 
 def test_every_cut_is_part_of_its_image_and_all_places_and_both_sides_come():

@@ -1,4 +1,7 @@
-"""Images as networks take them: standardized, cut and mirrored, or binary. Random ones draw from a given generator."""
+"""Images as networks take them: standardized, cut and mirrored, from -1 to 1, or binary.
+
+Random ones draw from a given generator.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,16 @@ def cut_and_mirrored(prepare: Prepare, size: int) -> Transform:
         return prepare(pixels[image, channel, rows[:, None, :, None], columns[:, None, None, :]])
 
     return transform
+
+
+def to_signed_range(pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Bytes as float32 from -1 to 1."""
+    return pixels.float().div_(127.5).sub_(1)
+
+
+def from_signed_range(images: Tensor) -> Tensor:
+    """Images from -1 to 1 as the nearest bytes."""
+    return images.add(1).mul_(127.5).round_().to(torch.uint8)
 
 
 def binary(pixels: Tensor) -> Tensor:

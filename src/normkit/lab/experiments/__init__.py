@@ -17,6 +17,7 @@ NAMES: dict[str, str] = {
     "affine": ".affine",
     "placement": ".placement",
     "inference": ".inference",
+    "gan": ".gan",
     "covariate-shift": ".covariate_shift",
     "noisy-bn": ".noisy_bn",
     "landscape": ".landscape",
