@@ -553,3 +553,20 @@ def test_compiled_code_holds_torchs_operator_if_it_is_asked_for(which):
     for name, stored in twin.named_buffers():
         torch.testing.assert_close(layer.get_buffer(name), stored)
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("extras", [{}, {"residual": torch.float64}], ids=["straight", "general"])
+def test_parameters_alone_have_gradients_in_channels_last(dtype, extras):
+    """Torch's own backward would end the process."""
+    layer = randomize_(nk.GroupNorm(17, 34)).to(dtype)
+    x = torch.randn(7, 34, 6, 2).to(dtype).to(memory_format=torch.channels_last)
+    extras = {name: torch.randn(x.shape, dtype=own) for name, own in extras.items()}
+    dy = torch.randn(x.shape)
+    found = {}
+    for name in ("torch", "reference"):
+        with select.backend(name):
+            y = layer(x, **extras)
+            found[name] = torch.autograd.grad(y, [*layer.parameters()], dy.to(y.dtype))
+    unit = torch.finfo(dtype).eps
+    torch.testing.assert_close(found["torch"], found["reference"], rtol=4 * unit, atol=84 * unit)  # of as many values

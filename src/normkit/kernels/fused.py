@@ -242,9 +242,10 @@ def _group_norm(
     if x.shape[2] == 1 and x.numel() > 0 and not is_transformed_or_dual():
         return _instance_norm(x, recipe, weight, bias, residual)
     flat, beside = x.flatten(1, 2), None if residual is None else residual.flatten(1, 2)
-    # As torch's own group_norm does. In a transform, a batch of tensors cannot tell whether it is channels_last.
-    is_plain = flat.is_cpu and not is_transformed_or_dual()
-    flat = flat.contiguous(memory_format=suggest_memory_format(flat) if is_plain else torch.contiguous_format)
+    # As torch's own group_norm does. In a transform, a batch of tensors cannot tell whether it is channels_last; and a
+    # backward of the parameters alone ends the process there (torch 2.13).
+    has_layout = flat.is_cpu and (flat.requires_grad or not torch.is_grad_enabled()) and not is_transformed_or_dual()
+    flat = flat.contiguous(memory_format=suggest_memory_format(flat) if has_layout else torch.contiguous_format)
     examples, channels = flat.shape[:2]
     own, size = _own(x, weight, bias, (channels,)), prod(flat.shape[2:])
     z, mean, rstd = torch.native_group_norm(flat, *own, examples, channels, size, x.shape[1], recipe.eps)

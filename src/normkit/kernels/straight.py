@@ -78,6 +78,8 @@ def group_norm_call(
     shape = x.shape
     if len(shape) < 2 or shape[1] != channels or x.numel() <= shape[0] * groups or not _is_direct(x, weight, bias):
         return None
+    if x.is_cpu and not x.requires_grad and not x.is_contiguous():  # see `fused`
+        return None
     try:
         if groups == channels:
             z = torch.instance_norm(x, weight, bias, None, None, True, 0.0, eps, _has_cudnn())
