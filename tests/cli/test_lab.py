@@ -15,10 +15,12 @@ from normkit.cli.app import main
 from normkit.json_lines import LineWriter
 from normkit.lab.experiments import NAMES
 from normkit.lab.record import read_run, without_times
+from support.written_runs import write_run
 
 LAB = [sys.executable, "-c", "if __name__ == '__main__': from normkit.cli.app import main; main()", "lab"]
 QUICK = ["run", "sigmoid-mlp", "--scale", "quick", "--jobs", "1"]
 LONG = ["run", "sigmoid-mlp", "--jobs", "2"]  # far longer than a test waits
+CHEAP = ["sigmoid-mlp", "ens*"]  # as a part of all; no times are in their tables
 PATIENCE = 120.0  # seconds for what takes a few on an idle machine
 
 
@@ -148,6 +150,26 @@ def test_killed_ten_times_a_run_with_workers_ends_with_the_unbroken_records(tmp_
     assert lines(tmp_path / "killed") == lines(tmp_path / "unbroken")
 
 
+@pytest.mark.deep
+def test_killed_in_the_middle_all_of_it_ends_with_the_unbroken_story(tmp_path):
+    chosen = [f"--only={name}" for name in CHEAP]
+    arguments = ["run", "all", *chosen, "--scale", "quick"]
+    run_to_its_end(*arguments, "--out", tmp_path / "unbroken", "--jobs", 1)
+    run_and_kill(arguments, tmp_path / "killed", kills=3)
+    assert lines(tmp_path / "killed") == lines(tmp_path / "unbroken")
+    assert told(tmp_path / "killed") == told(tmp_path / "unbroken")
+
+
+def told(directory):
+    """What a story says of its experiments, but for times."""
+    sections = json.loads((directory / "numbers.json").read_text())["sections"]
+    assert "The story of Batch Normalization" in (directory / "report.html").read_text(encoding="utf-8")
+    return {
+        each["title"]: [each["findings"][key] for key in ("outcome", "reasons", "tables")] + [each["certainty"]]
+        for each in sections
+    }
+
+
 def run_and_kill(arguments, directory, kills):
     """Kill a run several times soon after it has written a line, then let it end."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -217,8 +239,12 @@ def test_ctrl_c_says_how_to_resume(tmp_path, capsys, monkeypatch, request):
         (["run", "sigmoid-mlp", "--scale", "desc"], 'Did you mean "desk"?'),
         (["run", "sigmoid-mlp", "--data", "fashion-mni"], "fashion-mini"),
         (["run", "sigmoid-mlp", "--seeds", "0"], "--seeds"),
+        (["run", "all", "--only", "sigmoid-mpl"], 'Did you mean "sigmoid-mlp"?'),
+        (["run", "all", "--only", "affine", "--only", "b*"], "got 'b*', which none matches"),
+        (["run", "paper", "--only", "affine"], "--only needs an experiment of 'paper'"),
         (["run", "sigmoid-mlp", "--out", "none", "--resume"], "holds no run that could be resumed"),
         (["report", "/nonexistent"], "holds no run"),
+        (["compare", "/nonexistent", "/neither"], "/nonexistent holds no run"),
     ],
 )
 def test_what_cannot_run_is_said(arguments, message, tmp_path, capsys, monkeypatch):
@@ -246,3 +272,59 @@ def test_a_run_is_not_resumed_as_another(unbroken, capsys):
 def test_the_experiments_are_listed(capsys):
     _, out, _ = lab(capsys, "list", "--format", "json")
     assert [row["name"] for row in json.loads(out)] == list(NAMES)
+
+
+def test_the_sets_are_listed(capsys):
+    _, out, _ = lab(capsys, "list")
+    assert "paper\n    A set: inception and sigmoid-mlp, on one page." in out
+    assert out.endswith("all\n    A set: all of the above, on one page.\n")
+
+
+# ---- all experiments, and two runs
+
+
+@pytest.mark.deep
+def test_a_part_of_all_is_run_and_the_rest_is_said_to_be_left(tmp_path, capsys):
+    arguments = ["run", "all", "--scale", "quick", "--jobs", "1", "--out", tmp_path]
+    code, _, err = lab(capsys, *arguments, "--only", "sigmoid-*")
+    assert code == 0
+    assert set(measured(tmp_path)) == {("plain", 0), ("bn", 0)}
+    assert "sigmoid-mlp.bn.0: ended" in err
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "The story of Batch Normalization" in page
+    assert f"{len(NAMES) - 1} not run" in page
+    assert f"normkit lab run all --out {tmp_path.name} --resume" in page
+
+
+def test_a_story_is_told_again_with_its_verdicts_on_the_terminal(tmp_path, capsys):
+    write_run(tmp_path, seeds=1, planned=2)
+    code, out, _ = lab(capsys, "report", tmp_path)
+    assert code == 0
+    assert "The story of Batch Normalization" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "incomplete: 2 of 4 trials have ended" in out
+
+
+def test_ctrl_c_in_a_part_of_all_says_how_to_resume_that_part(tmp_path, capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("normkit.lab.conclusion.run", interrupted)
+    code, _, err = lab(capsys, "run", "all", "--only", "sig*", "--out", tmp_path)
+    assert code == 130
+    assert f"normkit lab run all --only 'sig*' --out {tmp_path} --resume" in err
+
+
+def test_two_runs_are_compared(tmp_path, capsys):
+    one, again = write_run(tmp_path / "one"), write_run(tmp_path / "again", shift=0.01)
+    other = write_run(tmp_path / "other", "sigmoid-mlp", ["sigmoid-mlp"], low=("bn",))
+    code, out, _ = lab(capsys, "compare", one, again)
+    assert code == 0
+    assert "sigmoid-mlp: the same verdict" in out
+    assert "Verdicts that differ, of 2: none." in out
+    code, out, _ = lab(capsys, "compare", one, other)
+    assert code == 1
+    assert "sigmoid-mlp: the verdicts differ" in out
+    assert "Verdicts that differ, of 1: sigmoid-mlp." in out
+    assert f"Only in {one}: norm-free." in out
+    code, out, _ = lab(capsys, "compare", one, other, "--format", "json")
+    assert (code, json.loads(out)["agree"]) == (1, False)

@@ -8,7 +8,10 @@ import pytest
 from normkit import lab
 from normkit.errors import ArgumentError
 from normkit.lab import experiments
+from normkit.lab.report import story
+from normkit.lab.report.chapters import Chapter, Part
 from support import toy
+from support.written_runs import write_run
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +51,40 @@ def test_nothing_is_written_for_what_cannot_run(tmp_path):
         with pytest.raises(ArgumentError, match="Did you mean"):
             lab.run_experiment("toy", tmp_path, **wrong)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def all_of_two(monkeypatch):
+    """A story of the toy and of an experiment that is not run."""
+    monkeypatch.setitem(experiments.SETS, "all", ("toy", "sigmoid-mlp"))
+    parts = Part("toy", "Can it?", ""), Part("sigmoid-mlp", "Does it?", "")
+    monkeypatch.setattr(story, "CHAPTERS", (Chapter("One", "", parts), Chapter("Two", "", ())))
+
+
+def test_of_all_a_part_is_run_and_the_story_says_what_is_left(tmp_path, all_of_two):
+    found = lab.run_experiment("all", tmp_path, scale="quick", only=["t*"], jobs=1)
+    assert [section.title for section in found.sections] == ["toy"]
+    page = found.report.read_text()
+    assert "The story of Batch Normalization" in page
+    assert "2 experiments: 1 unclear, 1 not run." in page
+    assert "one seed" in page
+    assert f"normkit lab run all --out {tmp_path.name} --resume" in page
+    assert lab.run_experiment("all", tmp_path, only=["toy"], resume=True, jobs=1).report.read_text() == page
+    with pytest.raises(ArgumentError, match="has name 'all', and can only be resumed as it is"):
+        lab.run_experiment("toy", tmp_path, resume=True, jobs=1)
+
+
+def test_a_story_that_was_stopped_says_how_far_it_came(tmp_path, all_of_two):
+    found = lab.write_report_of(write_run(tmp_path, names=["sigmoid-mlp"], seeds=1, planned=2))
+    assert found.summary()[0]["how_sure"] == "incomplete: 2 of 4 trials have ended"
+    assert "incomplete: 2 of 4 trials have ended" in found.report.read_text()
+
+
+def test_records_without_a_plan_are_reported_as_they_are(tmp_path):
+    write_run(tmp_path, names=["sigmoid-mlp"])
+    (tmp_path / "run.json").unlink()
+    (section,) = lab.write_report_of(tmp_path).sections
+    assert section.how_sure == "the same in 2 of 2 seeds alone"
 
 
 @pytest.mark.deep

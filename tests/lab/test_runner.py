@@ -32,8 +32,8 @@ def toy(monkeypatch):
     return toy
 
 
-def run(plan, directory, resume=False, jobs=1, tensorboard=False):
-    runner.run(plan, RunOptions(directory, resume, tensorboard), jobs)
+def run(plan, directory, resume=False, jobs=1, tensorboard=False, only=()):
+    runner.run(plan, RunOptions(directory, resume, tensorboard), jobs, only=only)
 
 
 def measured(directory):
@@ -61,6 +61,37 @@ def test_a_set_is_run_seed_by_seed_each_experiment_with_its_own_seeds_and_data(m
     assert {trial.experiment: trial.data for trial in trials} == {"other": "elsewhere", "toy": "fashion-mini"}
     assert {trial.data for trial in RunPlan("both", "quick", "mnist").trials()} == {"mnist"}
     assert len(RunPlan("both", "quick", seeds=3).trials()) == 18
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """A set of two."""
+
+    class Other(Toy):
+        name = "other"
+
+    monkeypatch.setitem(sys.modules, "other_toy", SimpleNamespace(EXPERIMENT=Other(20)))
+    monkeypatch.setitem(experiments.NAMES, "other", "other_toy")
+    monkeypatch.setitem(experiments.SETS, "both", ("other", "toy"))
+    return RunPlan("both", "quick", "none", 2)
+
+
+def test_a_set_is_run_in_several_goes_and_nothing_is_run_twice(tmp_path, both):
+    run(both, tmp_path, only=("to*",))
+    first = {path.name: path.read_bytes() for path in (tmp_path / "records").iterdir()}
+    assert {name.partition(".")[0] for name in first} == {"toy"}
+    run(both, tmp_path, resume=True, only=("other",))
+    run(both, tmp_path, resume=True)
+    records = {path.name: path.read_bytes() for path in (tmp_path / "records").iterdir()}
+    assert len(records) == 12
+    assert {name: records[name] for name in first} == first
+
+
+def test_only_some_experiments_of_a_set_are_wanted(both):
+    assert {trial.experiment for trial in both.trials(["o*", "toy"])} == {"other", "toy"}
+    assert {trial.experiment for trial in both.trials(["other"])} == {"other"}
+    with pytest.raises(ArgumentError, match=r"got 'otter', which none matches\. Did you mean \"other\"\?"):
+        both.trials(["toy", "otter"])
 
 
 def test_a_run_of_a_set_is_read_experiment_by_experiment(tmp_path):

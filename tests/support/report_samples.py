@@ -1,12 +1,14 @@
 """Findings as an experiment might have them: arms, seeds, ranges, a divergence, published curves, awkward names."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from normkit.figures.figure import Curve, Figure, Pictures, Table
 from normkit.figures.pictures import row_of
+from normkit.lab.certainty import Certainty
 from normkit.lab.findings import Findings
 from normkit.lab.record import Run, TrialRecord
 from normkit.lab.report import Section
@@ -166,3 +168,12 @@ def hostile_section():
 
 def sections():
     return [paper_section(), hostile_section()]
+
+
+def story_sections():
+    """As the experiments of a story: one that is complete, one that is not."""
+    done, hostile = Certainty(("supported", "supported", "unclear"), 15, 15), Certainty(("unclear",), 0, 2)
+    return [
+        replace(paper_section(), title="inception", certainty=done),
+        replace(hostile_section(), title="sigmoid-mlp", certainty=hostile),
+    ]

@@ -1,9 +1,11 @@
-"""`normkit lab`: run experiments, resume them, and report what they found."""
+"""`normkit lab`: run experiments, resume them, report what they found, and compare two runs."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +23,7 @@ lab_app = typer.Typer(help="Experiments: claims of papers, put to the test.", no
 @lab_app.command("list")
 def list_experiments(format: Format = "text") -> None:
     """List the experiments, each with its claim."""
-    from normkit.lab.experiments import NAMES, SETS, experiment_named
+    from normkit.lab.experiments import ALL, NAMES, SETS, experiment_named
 
     found = [experiment_named(name) for name in NAMES]
     if format == "json":
@@ -30,13 +32,14 @@ def list_experiments(format: Format = "text") -> None:
     for experiment in found:
         print(f"{experiment.name}\n    {experiment.claim}\n    {experiment.source}")
     for name, names in SETS.items():
-        print(f"{name}\n    A set: {' and '.join(names)}, on one page.")
+        print(f"{name}\n    A set: {'all of the above' if name == ALL else ' and '.join(names)}, on one page.")
 
 
 @lab_app.command("run")
 def run(
     name: Annotated[str, typer.Argument(help="An experiment or a set of them: see `normkit lab list`.")],
     scale: Annotated[str, typer.Option(help="quick: for a test; desk: for a laptop; full: the paper's own.")] = "desk",
+    only: Annotated[list[str] | None, typer.Option(help="Of a set: an experiment, or a pattern; repeatable.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many; each is a trial of every arm.")] = None,
     data: Annotated[
         str | None, typer.Option(help="A data set (`normkit data list`), a folder of images, or a text.")
@@ -58,6 +61,7 @@ def run(
             name,
             out,
             scale=scale,
+            only=only or (),
             seeds=seeds,
             data=data,
             resume=resume,
@@ -66,7 +70,8 @@ def run(
             progress=Progress(),
         )
     except KeyboardInterrupt:
-        print(f"Stopped. What was done is in {out}; to resume: {_resume_command(name, out)}", file=sys.stderr)
+        resume_command = _resume_command(name, only or (), out)
+        print(f"Stopped. What was done is in {out}; to resume: {resume_command}", file=sys.stderr)
         raise typer.Exit(130) from None
     except OSError as error:
         print(f"normkit: {disk_trouble(error)}", file=sys.stderr)
@@ -90,6 +95,25 @@ def report(
         _show(write_report_of(directory), format)
 
 
+@lab_app.command("compare")
+def compare(
+    one: Annotated[Path, typer.Argument(help="A run's directory, finished or not.")],
+    other: Annotated[Path, typer.Argument(help="Another's.")],
+    format: Format = "text",
+) -> None:
+    """Put two runs side by side; exit with 1 if a verdict differs."""
+    from normkit.cli.lab_tables import comparison_tables, comparison_text
+    from normkit.lab import compare_runs
+
+    found = compare_runs(one, other)
+    if format == "json":
+        print(json.dumps(found.summary(), indent=2))
+    else:
+        Console().print(*comparison_tables(found), sep="\n\n")
+        print(comparison_text(found))
+    raise typer.Exit(0 if found.agrees else 1)
+
+
 def _is_recorded(path: Path) -> bool:
     """Whether these are records of probes, and not of an experiment's trials."""
     from normkit.instruments.plots import recorded_files
@@ -104,17 +128,21 @@ def _show_page(path: Path, format: str) -> None:
     print(json.dumps([{"report": str(page)}], indent=2) if format == "json" else f"The report: {page}")
 
 
-def _resume_command(name: str, out: Path) -> str:
-    return f"normkit lab run {name} --out {out} --resume"
+def _resume_command(name: str, only: Sequence[str], out: Path) -> str:
+    chosen = "".join(f" --only {shlex.quote(pattern)}" for pattern in only)
+    return f"normkit lab run {name}{chosen} --out {out} --resume"
 
 
 def _show(found: Conclusion, format: str) -> None:
     if format == "json":
         print(json.dumps([*found.summary(), {"report": str(found.report)}], indent=2))
         return
+    from normkit.cli.lab_tables import verdict_table
     from normkit.lab.report import terminal_table
 
     for section in found.sections:
         Console().print(terminal_table(section.findings))
         print()
+    if len(found.sections) > 1:
+        Console().print(verdict_table(found.sections))
     print(f"The report: {found.report}")

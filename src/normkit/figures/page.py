@@ -35,34 +35,30 @@ class TableView(NamedTuple):
 
 
 class FigureView(NamedTuple):
-    """A figure with its legend, its numbers and its description."""
+    """A figure with its legend, its numbers, its description and what the script draws."""
 
     id: str
     figure: Figure
     keys: list[Key]
     points: PointTable
     description: str
+    drawing: dict[str, Any]
 
 
 def write_page(title: str, lead: str, figures: Sequence[Figure], tables: Sequence[Table], path: Path) -> Path:
     """Write a page that shows figures and then tables, under a title and a sentence that leads to them."""
-    style = styles(figures)
-    views = figure_views(figures, style, "figure")
-    text = rendered(
-        "figures.html", views, style, title=title, lead=lead, views=views, tables=[table_view(t) for t in tables]
-    )
+    views = figure_views(figures, "figure")
+    text = rendered("figures.html", views, title=title, lead=lead, views=views, tables=[table_view(t) for t in tables])
     return write_text(path, text)
 
 
-def rendered(
-    template: str, drawn: Sequence[FigureView], style: dict[str, Style], package: str = _PACKAGE, **values: object
-) -> str:
+def rendered(template: str, drawn: Sequence[FigureView], package: str = _PACKAGE, **values: object) -> str:
     """A page of a template of this package or another, with the stylesheet, the scripts and what they draw."""
     jinja2 = required("jinja2", "A report")
     plotly = _script_text(required("plotly.offline", "A report").get_plotlyjs())
     script = _script_text(_resource(_PACKAGE, "static", "report.js"))
     page: str = _template(jinja2, template, package).render(
-        figures={view.id: drawing(view.figure, style) for view in drawn},
+        figures={view.id: view.drawing for view in drawn},
         css=_resource(_PACKAGE, "static", "report.css"),
         plotly=plotly,
         script=script,
@@ -80,12 +76,15 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def figure_views(figures: Sequence[Figure], style: dict[str, Style], name: str) -> list[FigureView]:
-    """Figures as templates take them, with ids that begin with a name."""
-    return [
-        FigureView(f"{name}-{i}", figure, keys(figure, style), point_table(figure), description(figure))
-        for i, figure in enumerate(figures, 1)
-    ]
+def figure_views(figures: Sequence[Figure], name: str) -> list[FigureView]:
+    """Figures as templates take them: in one style, with ids that begin with a name."""
+    style = styles(figures)
+    return [_figure_view(f"{name}-{i}", figure, style) for i, figure in enumerate(figures, 1)]
+
+
+def _figure_view(id: str, figure: Figure, style: dict[str, Style]) -> FigureView:
+    shown = keys(figure, style), point_table(figure), description(figure), drawing(figure, style)
+    return FigureView(id, figure, *shown)
 
 
 def table_view(table: Table) -> TableView:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from normkit.errors import ArgumentError, did_you_mean
 from normkit.lab import data as sets
+from normkit.lab.certainty import certainty_of
 from normkit.lab.experiment import SCALES
-from normkit.lab.experiments import experiment_named, names_in
-from normkit.lab.plan import RunPlan, read_plan
+from normkit.lab.experiments import ALL, experiment_named, names_in
+from normkit.lab.plan import PLAN, RunPlan, read_plan
 from normkit.lab.progress import Progress
 from normkit.lab.record import Run, read_run
-from normkit.lab.report import Section, write_numbers, write_report
+from normkit.lab.report import Section, write_numbers, write_report, write_story
 from normkit.lab.runner import run
 from normkit.lab.trial import RunOptions
 from normkit.optional import required
@@ -27,8 +29,8 @@ class Conclusion(NamedTuple):
     report: Path
 
     def summary(self) -> list[dict[str, Any]]:
-        """Claims, outcomes, reasons and tables in JSON's types."""
-        return [_summary(section) for section in self.sections]
+        """Claims, outcomes, how sure they are, reasons and tables in JSON's types."""
+        return [summary_of(section) for section in self.sections]
 
 
 def run_experiment(
@@ -36,6 +38,7 @@ def run_experiment(
     out: str | Path | None = None,
     *,
     scale: str = "desk",
+    only: Sequence[str] = (),
     seeds: int | None = None,
     data: str | None = None,
     resume: bool = False,
@@ -46,68 +49,82 @@ def run_experiment(
     """Run an experiment, or a set of them, and write its report.
 
     The files of the run are in `out`, by default `runs/NAME`. What is None is the experiment's own choice; `jobs`, the
-    number of trials that run side by side, is then the number of cores. A run that was interrupted is completed with
+    number of trials that run side by side, is then the number of cores. Of a set, `only` runs the experiments that are
+    named or match a pattern. A run that was interrupted, or of which `only` a part was run, is completed with
     `resume=True`, and ends with the numbers that it would have had. Several jobs start processes that import the
     caller's main module: a script needs `if __name__ == "__main__":`, or jobs=1.
     """
     directory = Path("runs") / name if out is None else Path(out)
-    plan = _resumed_plan if resume else _new_plan
+    names = names_in(name, only)
+    if scale not in SCALES:
+        raise ArgumentError(f"--scale must be one of {', '.join(SCALES)}; got {scale!r}.{did_you_mean(scale, SCALES)}")
     if tensorboard:  # before anything is written
         required("torch.utils.tensorboard", "--tensorboard", "tensorboard", extra="tensorboard")
-    run(plan(name, scale, data, seeds, directory), RunOptions(directory, resume, tensorboard), jobs, progress)
+    asked = RunPlan(name, scale, data, seeds)
+    plan = _resumed_plan(asked, directory) if resume else _new_plan(asked, names)
+    run(plan, RunOptions(directory, resume, tensorboard), jobs, progress, only)
     return write_report_of(directory)
 
 
 def write_report_of(directory: str | Path) -> Conclusion:
-    """Write the report of a run, finished or not, and its numbers, from its records."""
+    """Write the report of a run, finished or not, and its numbers, from its records: of all experiments, the story."""
     directory = Path(directory)
-    sections = [_section(records, directory) for records in read_run(directory).by_experiment()]
-    report = write_report(sections, directory / REPORT)
+    sections, plan = sections_of(directory), _plan_in(directory)
+    if plan is not None and plan.name == ALL:
+        command = f"normkit lab run {ALL} --out {directory.name} --resume"
+        report = write_story(sections, [*map(experiment_named, names_in(ALL))], command, directory / REPORT)
+    else:
+        report = write_report(sections, directory / REPORT)
     write_numbers(sections, directory)
     return Conclusion(sections, report)
 
 
-def _resumed_plan(name: str, scale: str, data: str | None, seeds: int | None, directory: Path) -> RunPlan:
+def sections_of(directory: Path) -> list[Section]:
+    """What each experiment of a run found, from the records, in the order in which the run has them."""
+    runs = {str(records.header["experiment"]): records for records in read_run(directory).by_experiment()}
+    plan = _plan_in(directory)
+    names = [] if plan is None else [name for name in names_in(plan.name) if name in runs]
+    return [_section(name, runs[name], plan, directory) for name in dict.fromkeys([*names, *runs])]
+
+
+def _plan_in(directory: Path) -> RunPlan | None:
+    """The plan of a run; None of records that were put somewhere without it."""
+    return read_plan(directory) if (directory / PLAN).exists() else None
+
+
+def _resumed_plan(asked: RunPlan, directory: Path) -> RunPlan:
     """The plan of the run itself, with what was asked for: if that differs, the run refuses it."""
-    names_in(name)
-    _check_scale(scale)
     found = read_plan(directory)
-    return found._replace(name=name, data=data or found.data, seeds=seeds or found.seeds)
+    return found._replace(name=asked.name, data=asked.data or found.data, seeds=asked.seeds or found.seeds)
 
 
-def _new_plan(name: str, scale: str, data: str | None, seeds: int | None, directory: Path) -> RunPlan:
-    names = names_in(name)
-    _check_scale(scale)
-    for experiment in map(experiment_named, names):  # an error in the data is reported before anything is written
-        sets.LOADERS[experiment.takes](data or experiment.data)
-    return RunPlan(name, scale, data, seeds)  # type: ignore[arg-type]
+def _new_plan(asked: RunPlan, names: Sequence[str]) -> RunPlan:
+    """What was asked for, if the data is there: an error in it is reported before anything is written."""
+    for experiment in map(experiment_named, names):
+        sets.LOADERS[experiment.takes](asked.data or experiment.data)
+    return asked
 
 
-def _check_scale(scale: str) -> None:
-    if scale not in SCALES:
-        raise ArgumentError(f"--scale must be one of {', '.join(SCALES)}; got {scale!r}.{did_you_mean(scale, SCALES)}")
-
-
-def _section(records: Run, directory: Path) -> Section:
-    name = str(records.header["experiment"])
-    return Section(records, experiment_named(name).findings(records), name, _command(records, directory))
-
-
-def _command(records: Run, directory: Path) -> str:
-    header = records.header
-    seeds = len({trial.seed for trial in records.trials})
-    return (
-        f"normkit lab run {header['experiment']} --scale {header['scale']} --data {header['data']} --seeds {seeds} "
-        f"--out {directory.name}"
+def _section(name: str, records: Run, plan: RunPlan | None, directory: Path) -> Section:
+    header, seeds = records.header, len(records.by_seed())
+    own = RunPlan(name, header["scale"], header["data"], seeds)
+    return Section(
+        records,
+        experiment_named(name).findings(records),
+        name,
+        f"normkit lab run {name} --scale {own.scale} --data {own.data} --seeds {seeds} --out {directory.name}",
+        certainty_of(records, plan or own),
     )
 
 
-def _summary(section: Section) -> dict[str, Any]:
+def summary_of(section: Section) -> dict[str, Any]:
+    """What a section says, in JSON's types."""
     findings = section.findings
     return {
         "experiment": section.title,
         "claim": findings.claim,
         "outcome": findings.outcome,
+        "how_sure": section.how_sure,
         "reasons": list(findings.reasons),
         "tables": [
             {"title": t.title, "columns": list(t.columns), "rows": [list(r) for r in t.rows]} for t in findings.tables

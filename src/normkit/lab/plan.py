@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +24,13 @@ class RunPlan(NamedTuple):
     data: str | None = None  # None: each experiment's own
     seeds: int | None = None  # None: each experiment's own
 
-    def trials(self) -> list[Trial]:
-        """Every arm with every seed: all arms with the first seed, then all with the next."""
-        experiments = [experiment_named(name) for name in names_in(self.name)]
+    def trials(self, only: Sequence[str] = ()) -> list[Trial]:
+        """Every arm with every seed: all arms with the first seed, then all with the next.
+
+        `only` has patterns of the experiments whose trials are wanted. It is no part of the plan: a run may be made in
+        several goes.
+        """
+        experiments = [experiment_named(name) for name in names_in(self.name, only)]
         seeds = {experiment.name: self.seeds or experiment.seeds[self.scale] for experiment in experiments}
         return [
             Trial(experiment.name, arm, seed, self.scale, self.data or experiment.data)

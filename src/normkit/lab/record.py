@@ -55,6 +55,11 @@ class Run:
             Run(self.path, [trial for trial in self.trials if trial.header["experiment"] == name]) for name in names
         ]
 
+    def by_seed(self) -> list[Run]:
+        """The run, split into one for each seed."""
+        seeds = sorted({trial.seed for trial in self.trials})
+        return [Run(self.path, [trial for trial in self.trials if trial.seed == seed]) for seed in seeds]
+
     @property
     def header(self) -> Line:
         """What all trials share."""

@@ -38,15 +38,24 @@ class BusyError(NormkitError, RuntimeError):
     """A directory that another process is writing to."""
 
 
-def run(plan: RunPlan, options: RunOptions, jobs: int | None = None, progress: Progress | None = None) -> None:
-    """Run all trials of a plan that have not ended. If interrupted, what was done is kept and can be resumed."""
+def run(
+    plan: RunPlan,
+    options: RunOptions,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    only: Sequence[str] = (),
+) -> None:
+    """Run all trials of a plan, or `only` some experiments', that have not ended.
+
+    If interrupted, what was done is kept and can be resumed.
+    """
     progress = progress or Progress(quiet=True)
     directory, resume = options.directory, options.resume
     if resume:
         read_plan(directory)  # before a directory is made where there was none
     with locked(directory):
         (check_plan if resume else write_plan)(plan, directory)
-        trials = plan.trials()
+        trials = plan.trials(only)
         left = [trial for trial in trials if not (resume and is_ended(trial_paths(trial, directory)[0]))]
         jobs = min(jobs or count_cores(), max(1, len(left)))
         with progress.of(trials, left):

@@ -69,6 +69,17 @@ def test_a_logarithmic_axis_is_labelled_at_powers_of_ten(browser, tmp_path):
     page.close()
 
 
+def test_a_short_logarithmic_axis_is_labelled_at_its_points(browser, tmp_path):
+    figure = Figure("batches", "batch", "error", [Curve("BN", [2.0, 8.0, 32.0], [0.3, 0.2, 0.1])], log_x=True)
+    page = Page(browser, write_page("batches", "", [figure], [], tmp_path / "p.html").as_uri())
+    labels = page.run(
+        "[...document.querySelectorAll('.xtick text')].map((t) => t.textContent.replaceAll('\\u200b', ''))"
+    )
+    assert labels == ["2", "8", "32"]
+    assert page.troubles() == []
+    page.close()
+
+
 @pytest.mark.parametrize(("heights", "labels"), [
     ([0.001, 31.6], ["10−3", "10−2", "10−1", "1", "10"]),  # noqa: RUF001, the sign and not the hyphen
     ([2.0, 20.0], ["2", "5", "10", "2"]),
@@ -147,16 +158,18 @@ def test_long_names_of_layers_fit_a_phone(browser, tmp_path):
     page.close()
 
 
+WIDER = """[...document.querySelectorAll('body *')].filter((e) => !e.closest('.scroll') || e.matches('.scroll'))
+    .filter((e) => !e.closest('svg') || e.matches('.main-svg'))
+    .filter((e) => e.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5)
+    .map((e) => e.outerHTML.slice(0, 80))"""
+
+
 @pytest.mark.parametrize("width", [390, 1400])
 def test_nothing_is_wider_than_the_page(open_page, width):
     page = open_page(width=1000)
     page.resize(width)
     page.settle()
-    wide = """[...document.querySelectorAll('body *')].filter((e) => !e.closest('.scroll') || e.matches('.scroll'))
-        .filter((e) => !e.closest('svg') || e.matches('.main-svg'))
-        .filter((e) => e.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5)
-        .map((e) => e.outerHTML.slice(0, 80))"""
-    assert page.run(wide) == []
+    assert page.run(WIDER) == []
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
     assert page.run("document.querySelector('.chart svg').clientWidth > 0.85 * document.body.clientWidth - 40")
 
@@ -181,3 +194,41 @@ def test_it_prints(open_page):
     page = open_page(scheme="dark")
     assert base64.b64decode(page.call("Page.printToPDF")["data"]).startswith(b"%PDF")
     assert page.troubles() == []
+
+
+# ---- the story
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_story_fits_and_asks_for_nothing(browser, story, width):
+    page = Page(browser, story.as_uri(), width=width)
+    assert page.run(WIDER) == []
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    page.run("document.querySelectorAll('details.whole').forEach((d) => { d.open = true })")
+    page.settle()
+    assert page.run(WIDER) == []
+    assert page.troubles() == []
+    assert [url for url in page.requests() if not url.startswith("data:")] == [story.as_uri()]
+    page.close()
+
+
+def test_what_is_folded_is_drawn_when_it_is_unfolded(browser, story):
+    page = Page(browser, story.as_uri())
+    drawn = "[...document.querySelectorAll('.chart')].map((p) => Boolean(p.querySelector('svg.main-svg')))"
+    assert page.run(drawn) == [True, True, False]
+    page.run("document.querySelector('#inception details.whole').open = true")
+    page.settle()
+    assert page.run(drawn) == [True, True, True]
+    wide = "document.querySelectorAll('.chart')[2].querySelector('svg').clientWidth > 0.8 * document.body.clientWidth"
+    assert page.run(wide)
+    page.close()
+
+
+def test_on_paper_the_story_is_told_without_what_is_folded(browser, story):
+    page = Page(browser, story.as_uri())
+    page.emulate(media="print")
+    page.settle()
+    assert page.run("[...document.querySelectorAll('.whole')].filter((e) => e.offsetParent).length") == 0
+    assert page.run("[...document.querySelectorAll('.verdict')].every((e) => e.offsetParent)")
+    assert page.troubles() == []
+    page.close()

@@ -4,6 +4,7 @@
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const hidden = new Map(Object.keys(figures).map((id) => [id, new Set()]));
   const paper = matchMedia("print");
+  const DECADES = { type: "log", exponentformat: "power" };
   const PAPER_WIDTH = 660; // fits A4 and letter between the margins of the stylesheet
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -95,6 +96,13 @@
     return span < 2 ? "D2" : Math.max(1, Math.round(span / 7));
   }
 
+  /* Over fewer than two powers of ten there may be none to label: then a few points, such as batch sizes, are labelled. */
+  function logTicks(figure) {
+    const points = [...new Set(figure.curves.flatMap((curve) => curve.x))].filter((value) => value > 0);
+    const isShort = points.length <= 8 && Math.max(...points) < 100 * Math.min(...points);
+    return isShort ? { type: "log", tickvals: points } : { ...DECADES, dtick: 1 };
+  }
+
   function layout(figure, width) {
     const ink = css("--soft");
     const axis = {
@@ -105,7 +113,6 @@
       zeroline: false,
       separatethousands: true,
     };
-    const decades = { type: "log", dtick: 1, exponentformat: "power" }; // a label at each power of ten and no other
     return {
       width,
       height: width < 520 ? 290 : 380,
@@ -113,8 +120,8 @@
       font: { family: css("--font"), size: 13, color: ink },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
-      xaxis: { ...axis, title: { text: wrapped(figure.x_title, 60), standoff: 10, font: { size: 13 } }, showgrid: false, showline: true, exponentformat: "SI", ticks: "outside", nticks: width < 520 ? 5 : 9, ...(figure.log_x ? decades : {}) },
-      yaxis: { ...axis, exponentformat: "power", nticks: 7, ...(figure.log_y ? { ...decades, dtick: logStep(figure) } : {}) },
+      xaxis: { ...axis, title: { text: wrapped(figure.x_title, 60), standoff: 10, font: { size: 13 } }, showgrid: false, showline: true, exponentformat: "SI", ticks: "outside", nticks: width < 520 ? 5 : 9, ...(figure.log_x ? logTicks(figure) : {}) },
+      yaxis: { ...axis, exponentformat: "power", nticks: 7, ...(figure.log_y ? { ...DECADES, dtick: logStep(figure) } : {}) },
       showlegend: false,
       hovermode: "closest",
       hoverdistance: 24,
@@ -131,7 +138,9 @@
     Plotly.react(plot, traces(id), layout(figures[id], width), config);
   }
 
-  const drawAll = () => Object.keys(figures).forEach(draw);
+  /* What is folded away has no width to be drawn at: it is drawn when it is unfolded. */
+  const isShown = (id) => !document.querySelector(`#${id}`).closest("details:not([open])");
+  const drawAll = () => Object.keys(figures).filter(isShown).forEach(draw);
 
   function toggle(id, button) {
     const curve = Number(button.dataset.curve);
@@ -162,6 +171,9 @@
   addEventListener("afterprint", () => prepare(false));
   paper.addEventListener("change", (event) => prepare(event.matches));
 
+  for (const details of document.querySelectorAll("details.whole")) {
+    details.addEventListener("toggle", () => [...details.querySelectorAll("figure")].map((f) => f.id).filter(isShown).forEach(draw));
+  }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   let width = innerWidth;
   addEventListener("resize", () => {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from normkit.errors import ArgumentError, did_you_mean
 from normkit.lab.experiment import Experiment
@@ -32,19 +34,26 @@ NAMES: dict[str, str] = {
     "sequence": ".sequence",
 }
 
-# Experiments that are run together and reported on one page. The longest comes first, which keeps all cores busy.
-SETS: dict[str, tuple[str, ...]] = {"paper": ("inception", "sigmoid-mlp")}
+# Experiments that are run together and reported on one page. Of the paper's, the longest comes first, which keeps all
+# cores busy; the page of all tells the whole story.
+ALL = "all"
+SETS: dict[str, tuple[str, ...]] = {"paper": ("inception", "sigmoid-mlp"), ALL: tuple(NAMES)}
 
 
-def names_in(name: str) -> tuple[str, ...]:
-    """The experiments that a name stands for: those of a set, or one."""
-    if name in SETS:
-        return SETS[name]
-    if name not in NAMES:
+def names_in(name: str, only: Sequence[str] = ()) -> tuple[str, ...]:
+    """The experiments that a name stands for, those of a set or one; with `only`, those that match a pattern of it."""
+    if name not in NAMES and name not in SETS:
         raise ArgumentError(
             f"There is no experiment {name!r}.{did_you_mean(name, [*NAMES, *SETS])} `normkit lab list` lists them."
         )
-    return (name,)
+    names = SETS.get(name, (name,))
+    for pattern in only:
+        if not any(fnmatchcase(each, pattern) for each in names):
+            raise ArgumentError(
+                f"--only needs an experiment of {name!r}, or a pattern of its experiments; got {pattern!r}, which none "
+                f"matches.{did_you_mean(pattern, names)} `normkit lab list` lists them."
+            )
+    return tuple(each for each in names if not only or any(fnmatchcase(each, pattern) for pattern in only))
 
 
 def experiment_named(name: str) -> Experiment:

@@ -262,7 +262,7 @@ def late_gain(trial: TrialRecord) -> float:
     """How much higher a trial's best accuracy is than it was before the last quarter of its steps: 0 on a plateau."""
     steps, values = trial.series("accuracy")
     early = [value for step, value in zip(steps, values, strict=True) if step <= 0.75 * steps[-1]]
-    return best(trial) - max(early)
+    return best(trial) - max(early, default=0.0)
 
 
 def best_of(run: Run, arms: Iterable[str]) -> str:

@@ -89,12 +89,15 @@ class SigmoidMLP(Experiment):
 
     def findings(self, run: Run) -> Findings:
         """Compare curves, steps to levels, ends and the wandering of medians."""
-        plain, bn = run.of(PLAIN), run.of(BN)
+        begun = Run(run.path, [trial for trial in run.trials if trial.measured])
+        plain, bn = begun.of(PLAIN), begun.of(BN)
+        if not plain or not bn:
+            return Findings(self.claim, self.source, "unclear", ["The nets have not both been measured."], notes=NOTES)
         levels = levels_of(run, plain)
-        wander = {arm: [_wander(trial) for trial in run.of(arm)] for arm in (PLAIN, BN)}
+        wander = {arm: [_wander(trial) for trial in begun.of(arm)] for arm in (PLAIN, BN)}
         ahead, compared = _ahead(plain, bn)
         steadier = median(wander[PLAIN]) / max(median(wander[BN]), 1e-9)
-        ends = {arm: [last(trial) for trial in run.of(arm)] for arm in (PLAIN, BN)}
+        ends = {arm: [last(trial) for trial in begun.of(arm)] for arm in (PLAIN, BN)}
         table, sooner = _steps_table(levels, plain, bn)
         reasons = [
             f"BN reaches {sooner} of {len(levels)} levels of accuracy in fewer steps (medians over seeds).",
@@ -112,7 +115,7 @@ class SigmoidMLP(Experiment):
             [table],
             [
                 *accuracy_figures({PLAIN: plain, BN: bn}, published("a") if run.header["data"] == "mnist" else ()),
-                *(_quantile_figure(run, arm) for arm in (PLAIN, BN)),
+                *(_quantile_figure(begun, arm) for arm in (PLAIN, BN)),
             ],
             notes=NOTES,
         )
@@ -180,7 +183,8 @@ def _quantile_figure(run: Run, arm: str) -> Figure:
     unit = int(spans.argsort()[len(spans) // 2])
     curves = [Curve(f"{q:.0%}", steps, values[:, i, unit].tolist()) for i, q in enumerate(QUANTILES)]
     title = f"What enters a sigmoid of the last hidden layer, {arm}"
-    return Figure(title, "steps", "input", curves, f"Unit {unit}, whose median wanders as far as is typical; seed 0.")
+    note = f"Unit {unit}, whose median wanders as far as is typical; seed {trial.seed}."
+    return Figure(title, "steps", "input", curves, note)
 
 
 def published(panel: str) -> list[Curve]:

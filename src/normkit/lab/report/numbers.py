@@ -37,6 +37,7 @@ def _section(section: Section) -> dict[str, Any]:
         "title": section.title,
         "command": section.command,
         "findings": plain(asdict(section.findings)),
+        "certainty": section.certainty and section.certainty._asdict(),
         "trials": trials,
     }
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from normkit.figures.drawing import Style, styles
 from normkit.figures.page import FigureView, TableView, figure_views, rendered, table_view, write_text
 from normkit.lab.report.provenance import Facts, facts_of, states_text
 from normkit.lab.report.section import Section
 
 
 class SectionView(NamedTuple):
-    """A section as the template takes it."""
+    """A section as templates take it."""
 
     id: str
     section: Section
@@ -24,12 +23,9 @@ class SectionView(NamedTuple):
 
 def write_report(sections: Sequence[Section], path: Path) -> Path:
     """Write a page that shows all sections; return its path."""
-    style = styles([figure for section in sections for figure in section.findings.figures])
-    views = [_section_view(number, section, style) for number, section in enumerate(sections, 1)]
+    views = [section_view(section, f"section-{number}") for number, section in enumerate(sections, 1)]
     figures = [figure for view in views for figure in view.figures]
-    text = rendered(
-        "report.html", figures, style, package="normkit.lab.report", sections=views, summary=_summary(sections)
-    )
+    text = rendered("report.html", figures, package="normkit.lab.report", sections=views, summary=_summary(sections))
     return write_text(path, text)
 
 
@@ -39,12 +35,12 @@ def _summary(sections: Sequence[Section]) -> str:
     return f"{experiments}, {len(trials)} trial{'' if len(trials) == 1 else 's'}: {states_text(trials) or 'none yet'}"
 
 
-def _section_view(number: int, section: Section, style: dict[str, Style]) -> SectionView:
-    name = f"section-{number}"
+def section_view(section: Section, id: str) -> SectionView:
+    """A section as templates take it, with ids that begin with its own."""
     return SectionView(
-        id=name,
+        id=id,
         section=section,
         facts=facts_of(section.run),
         tables=[table_view(table) for table in section.findings.tables],
-        figures=figure_views(section.findings.figures, style, f"{name}-figure"),
+        figures=figure_views(section.findings.figures, f"{id}-figure"),
     )

@@ -66,6 +66,20 @@ def facts_of(run: Run) -> Facts:
     )
 
 
+def conditions_of(run: Run) -> dict[str, str]:
+    """What two runs of the same experiments may differ in: the scale, the data, versions, the machine, seeds."""
+    about = {key: _joined(run, key) for key in ("scale", "data")}
+    return about | dict(_environment(run))
+
+
+def settings_of(run: Run) -> dict[str, str]:
+    """The arms of an experiment, and of each setting the values that arms have."""
+    settings = [trial.header.get("settings", {}) for trial in run.trials]
+    names = _distinct(name for of_trial in settings for name in of_trial)
+    arms = "; ".join(_distinct(trial.arm for trial in run.trials))
+    return {"arms": arms} | {name: _values(of_trial.get(name) for of_trial in settings) for name in names}
+
+
 def state_of(trial: TrialRecord) -> str:
     """Return "done", "diverged" or, for a trial without an end, "unfinished"."""
     return "unfinished" if trial.end is None else str(trial.end["status"])
