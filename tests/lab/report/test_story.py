@@ -190,7 +190,7 @@ def unexplained(directory):
 def without(text, strings):
     """A text from which these strings have been taken, longer ones first."""
     text = " ".join(text.split())
-    for string in sorted(strings, key=len, reverse=True):
+    for string in sorted(filter(None, strings), key=len, reverse=True):
         text = text.replace(" ".join(string.split()), " ")
     return text
 
