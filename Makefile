@@ -59,7 +59,7 @@ types: $(INSTALLED)  ## strict mypy over the package
 	$(BIN)/mypy
 
 docs: $(INSTALLED_DOCS)  ## the documentation as a site, in build/site/index.html
-	$(BIN)/sphinx-build --builder html --fail-on-warning --keep-going --nitpicky --doctree-dir build/doctrees docs build/site
+	$(BIN)/sphinx-build --builder html --fresh-env --fail-on-warning --keep-going --nitpicky --doctree-dir build/doctrees docs build/site
 
 bench: $(INSTALLED)  ## speed and import time, as ratios to torch on this machine
 	$(BIN)/python benchmarks/bench_import.py
