@@ -161,9 +161,16 @@ def test_statistics_are_stored_and_used_in_evaluation(p):
 @pytest.mark.parametrize("p", POWERS.values())
 def test_gradients_flow_through_mean_and_norm(p):
     layer, x = randomized(p), maps(2.0).requires_grad_()
-    assert torch.autograd.gradcheck(layer, (x,))
+    assert torch.autograd.gradcheck(lambda x, *_: layer(x), (x, layer.weight, layer.bias))
     (gradient,) = torch.autograd.grad(layer(x).pow(3).sum(), x)
     torch.testing.assert_close(gradient.sum((0, 2, 3)), _along_norm(layer, x, gradient), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("p", POWERS.values())
+def test_a_channel_of_zeros_has_finite_gradients(p):
+    layer, x = randomized(p), maps(2.0).index_fill_(1, torch.tensor([1]), 0.0).requires_grad_()
+    layer(x).square().sum().backward()
+    assert all(tensor.grad.isfinite().all() for tensor in (x, layer.weight, layer.bias))
 
 
 def _along_norm(layer, x, gradient):
