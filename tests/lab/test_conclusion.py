@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from normkit import lab
 from normkit.errors import ArgumentError
 from normkit.lab import experiments
+from normkit.lab.progress import Progress
 from normkit.lab.report import story
 from normkit.lab.report.chapters import Chapter, Part
 from support import toy
@@ -50,6 +52,43 @@ def test_nothing_is_written_for_what_cannot_run(tmp_path):
     for wrong in ({"scale": "desc"}, {"data": "mnits"}):
         with pytest.raises(ArgumentError, match="Did you mean"):
             lab.run_experiment("toy", tmp_path, **wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Reader(toy.Toy):
+    """One that takes a text."""
+
+    name, data, takes = "reader", "moby-mini", "text"
+
+    def findings(self, run):
+        return toy.Findings("A text can be read.", "nowhere", "unclear", [])
+
+
+@pytest.fixture
+def set_of_both(monkeypatch):
+    """A set of the toy, which takes images, and of one that takes a text."""
+    monkeypatch.setitem(sys.modules, "support.reader", SimpleNamespace(EXPERIMENT=Reader(20)))
+    monkeypatch.setitem(experiments.NAMES, "reader", "support.reader")
+    monkeypatch.setitem(experiments.SETS, "both", ("toy", "reader"))
+
+
+def test_of_a_set_those_get_the_data_that_take_it(tmp_path, set_of_both, capsys):
+    text = tmp_path / "own.txt"
+    text.write_text("to be, or not to be: that is the question.\n" * 300)
+    for given, own in {"fashion-mini": "reader (on moby-mini)", str(text): "toy (on fashion-mini)"}.items():
+        directory = tmp_path / f"run-{own[:3]}"
+        found = lab.run_experiment("both", directory, scale="quick", data=given, jobs=1, progress=Progress())
+        sets = {section.title: section.run.header["data"] for section in found.sections}
+        assert sorted(sets.values()) == sorted([given, own.split()[-1][:-1]])
+        assert f"Not on {given}, which is of another kind: {own}.\n" in capsys.readouterr().err
+        assert lab.run_experiment("both", directory, resume=True, jobs=1).report.exists()
+
+
+def test_data_that_no_experiment_of_a_set_takes_is_refused(tmp_path, set_of_both):
+    with pytest.raises(ArgumentError, match="needs what inception or sigmoid-mlp takes; got 'moby-mini', which is a"):
+        lab.run_experiment("paper", tmp_path, scale="quick", data="moby-mini")
+    with pytest.raises(ArgumentError, match="needs what reader takes; got 'mnist', which is not a text"):
+        lab.run_experiment("both", tmp_path, scale="quick", data="mnist", only=["reader"])
     assert list(tmp_path.iterdir()) == []
 
 

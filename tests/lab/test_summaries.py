@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from normkit.lab.record import TrialRecord
-from normkit.lab.summaries import accuracy_figures, curve_of_medians, verdict, with_range
+from normkit.lab.summaries import accuracy_figures, curve_of_medians, late_gain, verdict, with_range
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,12 @@ def test_a_verdict_that_one_part_can_contradict(holds, also, outcome):
 def trial(*accuracies):
     lines = [{"step": 10 * i, "seconds": i, "accuracy": value} for i, value in enumerate(accuracies)]
     return TrialRecord(Path(), {}, lines, None)
+
+
+def test_a_plateau_is_where_the_last_quarter_brings_nothing():
+    assert late_gain(trial(0.1, 0.3, 0.5, 0.6, 0.7)) == pytest.approx(0.1)  # 0.6 after 30 of 40 steps
+    assert late_gain(trial(0.1, 0.3, 0.75, 0.75, 0.74)) == 0
+    assert math.isnan(late_gain(trial()))
 
 
 def test_the_close_up_has_those_that_come_near_the_best():

@@ -62,6 +62,8 @@ def run_experiment(
         required("torch.utils.tensorboard", "--tensorboard", "tensorboard", extra="tensorboard")
     asked = RunPlan(name, scale, data, seeds)
     plan = _resumed_plan(asked, directory) if resume else _new_plan(asked, names)
+    if progress is not None and (others := _with_own_data(plan, names)):
+        progress.say(f"Not on {plan.data}, which is of another kind: {', '.join(others)}.")
     run(plan, RunOptions(directory, resume, tensorboard), jobs, progress, only)
     return write_report_of(directory)
 
@@ -100,9 +102,20 @@ def _resumed_plan(asked: RunPlan, directory: Path) -> RunPlan:
 
 def _new_plan(asked: RunPlan, names: Sequence[str]) -> RunPlan:
     """What was asked for, if the data is there: an error in it is reported before anything is written."""
+    if len(_with_own_data(asked, names)) == len(names):
+        raise ArgumentError(
+            f"--data needs what {' or '.join(names)} takes; got {asked.data!r}, which is "
+            f"{'a text' if sets.is_text(asked.data or '') else 'not a text'}. `normkit data list` lists the sets."
+        )
     for experiment in map(experiment_named, names):
-        sets.LOADERS[experiment.takes](asked.data or experiment.data)
+        sets.LOADERS[experiment.takes](asked.data_of(experiment))
     return asked
+
+
+def _with_own_data(plan: RunPlan, names: Sequence[str]) -> list[str]:
+    """Those that do not run on the data that was chosen, with what they run on."""
+    found = {name: plan.data_of(experiment_named(name)) for name in names}
+    return [f"{name} (on {own})" for name, own in found.items() if plan.data is not None and own != plan.data]
 
 
 def _section(name: str, records: Run, plan: RunPlan | None, directory: Path) -> Section:

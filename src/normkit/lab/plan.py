@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from normkit.atomic import replacing
 from normkit.errors import ArgumentError
-from normkit.lab.experiment import Scale, Trial
-from normkit.lab.experiments import experiment_named, names_in
+from normkit.lab.data import is_text
+from normkit.lab.experiment import Experiment, Scale, Trial
+from normkit.lab.experiments import SETS, experiment_named, names_in
 from normkit.lab.record import RECORDS
 
 PLAN = "run.json"
@@ -21,7 +22,7 @@ class RunPlan(NamedTuple):
 
     name: str  # of an experiment or a set of them
     scale: Scale
-    data: str | None = None  # None: each experiment's own
+    data: str | None = None  # None: each experiment's own; of a set, for those that take it
     seeds: int | None = None  # None: each experiment's own
 
     def trials(self, only: Sequence[str] = ()) -> list[Trial]:
@@ -33,12 +34,21 @@ class RunPlan(NamedTuple):
         experiments = [experiment_named(name) for name in names_in(self.name, only)]
         seeds = {experiment.name: self.seeds or experiment.seeds[self.scale] for experiment in experiments}
         return [
-            Trial(experiment.name, arm, seed, self.scale, self.data or experiment.data)
+            Trial(experiment.name, arm, seed, self.scale, self.data_of(experiment))
             for seed in range(max(seeds.values()))
             for experiment in experiments
             if seed < seeds[experiment.name]
             for arm in experiment.arms(self.scale)
         ]
+
+    def data_of(self, experiment: Experiment) -> str:
+        """What an experiment runs on: the data that was chosen, if there was, and its own if that is of another kind.
+
+        An experiment that is run alone gets what was chosen in any case, and says itself what is wrong with it.
+        """
+        if self.data is None or (self.name in SETS and is_text(self.data) != (experiment.takes == "text")):
+            return experiment.data
+        return self.data
 
 
 def write_plan(plan: RunPlan, directory: Path) -> None:

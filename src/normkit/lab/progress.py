@@ -52,6 +52,11 @@ class Progress:
             yield
         self._bars = None
 
+    def say(self, text: str) -> None:
+        """Show a line of text."""
+        if not self._quiet:
+            print(text, file=sys.stderr, flush=True)
+
     def step(self, trial: Trial, step: int, steps: int, accuracy: float | None) -> None:
         """A trial has taken a step."""
         self._last[trial.name] = accuracy

@@ -56,6 +56,13 @@ def last(trial: TrialRecord, key: str = "accuracy") -> float:
     return values[-1] if values else float("nan")
 
 
+def late_gain(trial: TrialRecord) -> float:
+    """How much higher a trial's best accuracy is than it was before the last quarter of its steps: 0 on a plateau."""
+    steps, values = trial.series("accuracy")
+    early = [value for step, value in zip(steps, values, strict=True) if step <= 0.75 * steps[-1]]
+    return best(trial) - max(early, default=0.0)
+
+
 def with_range(values: Sequence[float | None], digits: int = 0, never: float = math.inf) -> str:
     """The median over seeds, with the range if there are several; a dash if there are none.
 

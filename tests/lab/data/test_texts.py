@@ -8,7 +8,7 @@ import torch
 
 from make_moby_mini import CHAPTERS, choose, compress
 from normkit.errors import ArgumentError
-from normkit.lab.data import DataError, TextSet, available, get, load, load_text
+from normkit.lab.data import DataError, TextSet, available, get, is_text, load, load_text
 from normkit.lab.data.texts import MOBY_MINI, SHORTEST, text_set, unpack
 
 PACKED = "cd7acddc2ca9324c50d42857112df8ef89059fe7ad8139e449bdd77a6889ae32"
@@ -146,3 +146,12 @@ def test_a_name_of_no_text(name, message):
 def test_a_text_is_no_set_of_images():
     with pytest.raises(ArgumentError, match=r"A set of images is needed, one of fashion-mini, .*; moby-mini is a text"):
         load("moby-mini")
+
+
+def test_texts_are_told_from_images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.txt").write_text("a text")
+    Path("mnist").write_text("a file with the name of a set")
+    Path("images").mkdir()
+    names = ("moby-mini", "own.txt", str(tmp_path / "own.txt"), "mnist", "images", "none.txt", "fashion-mini")
+    assert [is_text(name) for name in names] == [True, True, True, False, False, False, False]

@@ -24,9 +24,10 @@ from normkit.lab.experiments.inception import (
     X30,
     Protocol,
     best_of,
-    late_gain,
+    decay_name,
     make_model,
     task_of,
+    with_decays,
 )
 from normkit.lab.record import Run, TrialRecord, read_trial, without_times
 from normkit.lab.trial import RunOptions, run_trial, trial_paths
@@ -45,6 +46,8 @@ BORNE_OUT = {
     X5_SIGMOID: (0.3, 0.5, 0.6, 0.65),
     PLAIN_SIGMOID: (0.1, 0.1, 0.1, 0.1),
 }
+# What other decays are like: they change nothing.
+BORNE_OUT |= {name: values for arm, values in BORNE_OUT.items() for name in with_decays([arm])}
 
 
 def run_of(accuracies, seeds=2, status="done"):
@@ -69,7 +72,12 @@ def run_of(accuracies, seeds=2, status="done"):
         ({PLAIN_X5: (0.3, 0.5, 0.6, 0.72)}, "unclear"),  # five times the rate does the plain net good
         ({PLAIN_SIGMOID: (0.3, 0.5, 0.6, 0.7)}, "unclear"),
         ({"inception-x3": (0.76, 0.76, 0.76, 0.76)}, "unclear"),  # at a rate of its own the plain net is sooner
-        ({X5: (0.2, 0.3, 0.4, 0.5)}, "contradicted"),
+        (dict.fromkeys(with_decays([X5]), (0.2, 0.3, 0.4, 0.5)), "contradicted"),
+        ({X5: (0.2, 0.3, 0.4, 0.5)}, "unclear"),  # its decay ends its learning, and another does not
+        (dict.fromkeys(with_decays([X5]), (0.72, 0.74, 0.74, 0.74)), "unclear"),  # by the paper's protocol only
+        ({decay_name(X5, 1): (0.1, 0.1, 0.1, 0.1)}, "supported"),
+        ({decay_name("inception-x3", 6): (0.76, 0.76, 0.76, 0.76)}, "unclear"),  # a decay that suits the plain net
+        ({decay_name(PLAIN, 6): (0.1, 0.1, 0.1, 0.92)}, "unclear"),  # which ends higher than any with BN
     ],
 )
 def test_the_verdict(change, outcome):
@@ -97,19 +105,39 @@ def test_the_plain_nets_best_rate_is_taken():
     assert Protocol(run, "inception-x3").ratios(X5) == [1.5, 1.5]  # 300 steps to 0.75, and 200
 
 
-def test_a_plateau_is_where_the_last_quarter_brings_nothing():
-    run = run_of(BORNE_OUT)
-    assert late_gain(run.of(PLAIN)[0]) == pytest.approx(0.1)  # 0.6 at 300 of 400 steps, 0.7 at the end
-    assert late_gain(run.of("inception-x3")[0]) == 0
-
-
 def test_tables_hold_the_measured_and_the_papers_numbers():
-    papers, rates = EXPERIMENT.findings(run_of(BORNE_OUT)).tables
+    papers, rates, decays = EXPERIMENT.findings(run_of(BORNE_OUT)).tables
     rows = {row[0]: row[1:] for row in papers.rows}
     assert rows[X5][:3] == [5 * RATE, "100 (100 to 100)", "4.0 (4.0 to 4.0)"]
     assert rows[X5][-2:] == [14.8, 73.0]
     assert [rows[arm][-2] for arm in (BASELINE, X30, X5_SIGMOID)] == [2.3, 11.5, None]
-    assert {row[0] for row in rates.rows} == set(BORNE_OUT)
+    assert {row[0] for row in rates.rows} == {arm.name for arm in EXPERIMENT.arms("quick")}
+    assert [row[0] for row in decays.rows][:2] == ["inception-x3", BASELINE]
+    assert {row[0] for row in decays.rows} >= {decay_name(X30, 1), decay_name(PLAIN, 6), X5_SIGMOID}
+
+
+def test_each_net_is_taken_with_the_decay_that_suits_it():
+    changed = {decay_name(X5, 1): (0.76, 0.8, 0.85, 0.85), decay_name(PLAIN, 3): (0.3, 0.5, 0.6, 0.77)}
+    run = run_of(BORNE_OUT | changed)
+    suited = Protocol(run, best_of(run, with_decays(PLAIN_RATES)))
+    assert suited.reference == decay_name(PLAIN, 3)  # 0.77 after 400 steps
+    assert (suited.soonest(X5), suited.ratios(suited.soonest(X5))) == (X5, [2, 2])
+    assert Protocol(run, "inception-x3").soonest(X5) == decay_name(X5, 1)  # 0.75 after 100 steps
+    assert suited.soonest(BASELINE) == BASELINE
+    reason = next(text for text in EXPERIMENT.findings(run).reasons if text.startswith("Each with the decay"))
+    assert "to that of inception-decay3, the best of all without BN: bn-baseline 1.0" in reason
+    assert "bn-x5 2.0 (2.0 to 2.0), bn-x30 1.3 (1.3 to 1.3)" in reason
+
+
+def test_other_decays_change_nothing_else():
+    for scale in ("desk", "full"):
+        arms = {arm.name: arm.settings for arm in EXPERIMENT.arms(scale)}
+        assert list(arms)[:10] == [arm.name for arm in EXPERIMENT.arms("quick")]
+        for arm in (PLAIN, "inception-x3", X5, X30, X5_SIGMOID):
+            own, *others = with_decays([arm])
+            assert {arms[name]["decay"] for name in (own, *others)} == {1, 3, 6}
+            assert all(arms[name] | {"decay": arms[own]["decay"]} == arms[own] for name in others)
+        assert len(arms) == 10 + 2 * 5
 
 
 def built(arm, seed=3):

@@ -24,6 +24,7 @@ REPORTED = {
     "31.0": "million steps to 72.2%, Inception (2015, figure 3)",
     "72.2": "% of accuracy, Inception (2015, figure 3)",
     "2.1": "million steps to 72.2%, BN-x5 (2015, figure 3)",
+    "14": "times fewer steps (2015, abstract)",
     "23.6": "% of error, BN, 32 images for each device (Wu & He 2018)",
     "32": "images for each device",
     "34.7": "% of error, BN, 2 images for each device",

@@ -2,7 +2,7 @@
 
 from normkit.lab.data.batching import batches, windows
 from normkit.lab.data.folder import FolderSet
-from normkit.lab.data.load import LOADERS, Available, DataKind, available, get, load, load_any, load_text
+from normkit.lab.data.load import LOADERS, Available, DataKind, available, get, is_text, load, load_any, load_text
 from normkit.lab.data.types import DataError, DataSet, Images, TextSet
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "available",
     "batches",
     "get",
+    "is_text",
     "load",
     "load_any",
     "load_text",

@@ -77,6 +77,12 @@ LOADERS: dict[DataKind, Callable[[str], DataSet | FolderSet | TextSet]] = {
 """By what an experiment takes."""
 
 
+def is_text(name_or_path: str) -> bool:
+    """Whether this is a text and not images: by its name, or as a file and not a folder."""
+    is_file = name_or_path not in CATALOGUE and Path(name_or_path).expanduser().is_file()
+    return is_file or name_or_path == MOBY_MINI.name
+
+
 def available() -> list[Available]:
     """Every set that has a name, and where it is; looked up, not read."""
     images = [Available(entry.name, entry.what, _where(entry), entry.size) for entry in CATALOGUE.values()]

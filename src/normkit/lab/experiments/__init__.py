@@ -19,6 +19,7 @@ NAMES: dict[str, str] = {
     "affine": ".affine",
     "placement": ".placement",
     "inference": ".inference",
+    "depth": ".depth",
     "gan": ".gan",
     "covariate-shift": ".covariate_shift",
     "noisy-bn": ".noisy_bn",
