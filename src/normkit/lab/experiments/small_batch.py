@@ -51,8 +51,9 @@ NOTES = (
     "synchronization do; synchronized, they would be BN with the largest batch, number for number.",
     '"moving" averages over as many batches as make a large one, with centred weights, as its authors do. "frozen" '
     "has the statistics of the first weights, on eight large batches, and only learns gamma and beta.",
-    "The rules were written before any of these nets had been trained. Lengths and sizes of the desk scale were halved "
-    "when a run of 16,000 examples in four sizes turned out to take 20 minutes; what it had found was not looked at.",
+    "The rules were written before any of these nets had been trained. The desk scale had "
+    "16,000 examples and four sizes until a run of it turned out to take over 20 minutes; of what that run had found, "
+    "only the accuracies of two trials with frozen statistics had been seen, which are no part of the verdict.",
 )
 
 
