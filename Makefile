@@ -26,10 +26,11 @@ $(SOURCES): FORCE
 
 BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) $(SOURCES)
 
-$(INSTALLED): $(BUILT_FROM) tests/architectures.txt
+$(INSTALLED): $(BUILT_FROM) tests/architectures.txt tests/aside.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/pip install --quiet --no-deps --requirement tests/architectures.txt
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/aside --requirement tests/aside.txt
 	touch $@ $(INSTALLED_LAB)
 
 $(INSTALLED_LAB): $(BUILT_FROM)
