@@ -22,6 +22,7 @@ from normkit.spec import NormSpec, describe
 if TYPE_CHECKING:
     __version__: str
 
+    from normkit.doctor import Diagnosis, examine
     from normkit.instruments import Recorder, attach, probes
     from normkit.surgery.check_export import ExportCheck, check_export
     from normkit.surgery.checkpoint import load, save
@@ -41,6 +42,7 @@ __all__ = [
     "BackendError",
     "Change",
     "CheckpointError",
+    "Diagnosis",
     "DistributedError",
     "DtypeError",
     "ExportCheck",
@@ -61,6 +63,7 @@ __all__ = [
     "convert",
     "describe",
     "ema",
+    "examine",
     "fold",
     "freeze",
     "functional",
@@ -79,7 +82,7 @@ __all__ += layers.__all__
 
 
 def __getattr__(name: str) -> object:
-    """Load surgery, instruments and the version when first asked for: code that only wants layers does not wait."""
+    """Load surgery, doctor, instruments and the version when first asked for: code that only wants layers does not wait."""
     if name == "__version__":
         from importlib.metadata import version
 
@@ -88,6 +91,10 @@ def __getattr__(name: str) -> object:
         from normkit import instruments
 
         return getattr(instruments, name)
+    if name in ("Diagnosis", "examine"):
+        from normkit import doctor
+
+        return getattr(doctor, name)
     if name in __all__:
         from normkit import surgery
 

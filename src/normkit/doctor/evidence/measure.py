@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -58,13 +58,13 @@ class Distance:
 
     name: Literal["loss", "distance"] = "distance"
 
-    def __init__(self, reference: Sequence[list[Tensor]]) -> None:
-        self._reference = reference
+    def __init__(self, reference: Mapping[int, list[Tensor]], power: int = 1) -> None:
+        self._reference, self._power = reference, power
 
     def __call__(self, index: int, output: Any) -> float:
-        """The root mean square distance; infinite where NaN or shapes differ."""
+        """The root mean square distance, to the given power; infinite where NaN or shapes differ."""
         pairs = list(zip(kept_outputs(output), self._reference[index], strict=False))
-        return max((_distance(new, old) for new, old in pairs), default=0.0)
+        return max((_distance(new, old) for new, old in pairs), default=0.0) ** self._power
 
 
 def kept_outputs(output: Any) -> list[Tensor]:

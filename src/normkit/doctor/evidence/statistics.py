@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normkit.moments import Moments
-from normkit.surgery.norms import Norm, stored_moments
+from normkit.surgery.norms import STATISTICS, Norm
 
 # Channels whose variance is this part of a layer's median variance, or less, are dead: what they store is compared with
 # nothing, because a distance in their own standard deviations means nothing.
@@ -143,6 +143,11 @@ class LayerStatistics:
     def _alive(self, data: Moments) -> Tensor:
         floor = max(_DEAD * data.var.median().item(), (self.norm.spec.eps or 0.0) * _DEAD, torch.finfo(torch.double).tiny)
         return data.var > floor
+
+
+def plain(statistic: Tensor) -> Tensor:
+    """A copy of one statistic per channel, flat, in double precision, on the CPU."""
+    return statistic.detach().cpu().double().flatten()
 
 
 def _rms(distances: Tensor) -> float:
