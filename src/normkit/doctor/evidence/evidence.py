@@ -38,6 +38,7 @@ class Evidence:
         gap: the measure in training, evaluation and recalibrated mode; None if nothing could be measured.
         shares: by name, the parts of a material gap; empty if there is none.
         refusals: layers that raised for too few values.
+        training_error: why the model does not run in training mode on these batches; None if it does.
         smallest_batch: examples in the smallest batch of one pass over the user's source; None if not known.
         loss: the user's loss, as a measure.
         optimizer: the user's.
@@ -53,6 +54,7 @@ class Evidence:
     gap: Gap | None = None
     shares: dict[str, Share] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
+    training_error: str | None = None
     smallest_batch: int | None = None
     loss: Loss | None = None
     optimizer: Optimizer | None = None
@@ -143,6 +145,7 @@ class Evidence:
             "gap": None if self.gap is None else self.gap.plain(),
             "layers": [self._layer(norm) for norm in self.norms],
             "unknown": {name: type(layer).__name__ for name, layer in self.unknown.items()},
+            "training_error": self.training_error,
             "batches": self.batches,
         }
 

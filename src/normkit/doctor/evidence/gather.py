@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -87,11 +86,14 @@ def _mean(readings: list[float]) -> float:
 
 
 def _in_training(evidence: Evidence) -> None:
-    """What norms are given in training mode, dropout included; a model that only trains with targets is let be."""
+    """What norms are given in training mode, dropout included, if the model runs in that."""
     runs = Runs(evidence.model, evidence.runs.batches, evidence.runs.forward)
     found: dict[str, Moments] = {}
-    with suppress(Exception), untouched(evidence.model), in_training(evidence.model):
-        found = training_moments(evidence.norms, runs)
+    try:
+        with untouched(evidence.model), in_training(evidence.model):
+            found = training_moments(evidence.norms, runs)
+    except Exception as error:  # detectors want targets in training, exported modules cannot train at all
+        evidence.training_error = f"{type(error).__name__}: {error}"
     evidence.refusals = [*evidence.runs.refusals, *runs.refusals]
     for name, moments in found.items():
         if name in evidence.statistics:

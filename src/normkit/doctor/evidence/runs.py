@@ -48,7 +48,8 @@ class Runs:
 
     def __call__(self, use: Callable[[int, Any], None], which: Iterable[int] | None = None) -> None:
         """Run on each batch, or on those of these numbers, and pass number and output to `use`."""
-        for index in [i for i in self.left if which is None or i in set(which)]:
+        wanted = set(self.left) if which is None else set(which)
+        for index in [i for i in self.left if i in wanted]:
             self.current = index
             try:
                 with uncompiled():
