@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from normkit.surgery.fold.dataflow import Event, Flow, memory_of
 from normkit.surgery.fold.hosts import Product, hosts
-from normkit.surgery.fold.operators import PADS
+from normkit.surgery.fold.operators import PADS, PRODUCTS
 from normkit.surgery.fold.routes import Route, branches
 from normkit.surgery.operation import Skip
 
@@ -103,7 +103,7 @@ def _is_per_value(event: Event) -> bool:
 
 def weights_before(model: nn.Module, flow: Flow) -> dict[str, list[nn.Parameter]]:
     """By norm, the weights of the layers that its input comes from, up to the next norms or products."""
-    makers = {event.index: p for host in hosts(model, flow) for p in host.products if (event := flow.maker(p.output))}
+    makers = {product.call.index: product for host in hosts(model, flow) for product in host.products}
     found: dict[str, list[nn.Parameter]] = defaultdict(list)
     for event in flow.events:
         if event.norm is not None:
@@ -123,7 +123,7 @@ def _sources(flow: Flow, call: Event) -> list[int]:
         if event is None or event.index in seen:
             continue
         seen.add(event.index)
-        if event.norm is not None or event.operator in ("convolution", "addmm", "mm", "bmm"):
+        if event.norm is not None or event.operator in PRODUCTS:
             ends.append(event.index)
         else:
             waiting += event.inputs

@@ -27,7 +27,7 @@ def single_value_batch(evidence: Evidence) -> Iterator[Finding]:
     """
     seen: set[str] = set()
     for refusal in evidence.refusals:
-        if not refusal.is_instance and refusal.layer not in seen:
+        if not refusal.is_within and refusal.layer not in seen:
             seen.add(refusal.layer)
             message = f"refuses batch {refusal.batch} (the first is 0): {refusal.message}"
             yield found(single_value_batch, refusal.layer, message, _REMEDY, batch=refusal.batch)
