@@ -37,8 +37,8 @@ def owner_of(event: Event) -> str:
 def redundant_biases(model: nn.Module, flow: Flow, removes: Callable[[Event], bool]) -> dict[str, str]:
     """The layers with a bias that goes to norms alone, each with the first of these norms.
 
-    `removes` says of a call whether it subtracts the mean of each of its channels. The bias must be one constant for all
-    values that share a mean, whichever way they are rearranged in between.
+    `removes` says of a call whether it subtracts the mean of each of its channels. The bias must be one constant for
+    all values that share a mean, whichever way they are rearranged in between.
     """
     found: dict[str, str] = {}
     for host in hosts(model, flow):

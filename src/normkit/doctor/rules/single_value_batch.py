@@ -43,7 +43,7 @@ def _met(known: LayerStatistics) -> str | None:
     single = next((call for call in known.calls if call.values == 1), None)
     if single is None:
         return None
-    return f"batch {single.batch} (the first is 0) gives it {single.shape}: one value per channel, which has no variance."
+    return f"batch {single.batch} (the first is 0) gives it {single.shape}: one value per channel has no variance."
 
 
 def _to_come(known: LayerStatistics, smallest: int | None) -> str | None:
