@@ -1,4 +1,4 @@
-"""What an examination costs, beside one pass of training over the same batches: a ResNet-50 at 64x64, 8 batches of 32."""
+"""What an examination costs, beside one pass of training over the same batches: ResNet-50 at 64x64, 8 batches of 32."""
 
 import argparse
 import time

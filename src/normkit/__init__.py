@@ -82,7 +82,7 @@ __all__ += layers.__all__
 
 
 def __getattr__(name: str) -> object:
-    """Load surgery, doctor, instruments and the version when first asked for: code that only wants layers does not wait."""
+    """Load all but layers and values when first asked for: code that only wants these does not wait."""
     if name == "__version__":
         from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""Faults in models that are wired by hand: functional norms and dropout, residuals, branches, lists, recurrent cells."""
+"""Faults in models that are wired by hand: functional norms and dropout, residuals, branches, lists, recurrence."""
 
 import pytest
 import torch

@@ -41,17 +41,17 @@ def examine(
 ) -> Diagnosis:
     """Find out what is wrong with a model's normalization.
 
-    The model runs on up to 16 of the batches, in training, evaluation and recalibrated mode. It is left exactly as it was
-    found, also when its forward raises: parameters, buffers, modes, hooks, attributes, gradients, the optimizer, torch's
-    switches, the random states of torch, numpy and Python, and the position of the loader. Under a process group, call
-    it on every rank.
+    The model runs on up to 16 of the batches, in training, evaluation and recalibrated mode. It is left exactly as it
+    was found, also when its forward raises: parameters, buffers, modes, hooks, attributes, gradients, the optimizer,
+    torch's switches, the random states of torch, numpy and Python, and the position of the loader. Under a process
+    group, call it on every rank.
 
     Args:
         model: any model with norm layers, in the mode that it is used in; also a traced module or
             `ExportedProgram.module()`, whose graph alone is read.
         batches: like those it is trained on: a list, a DataLoader. A tensor is the input; of a tuple or list the first
             elements are, as many as forward requires, and the rest are targets; a dictionary holds keyword arguments.
-        loss: loss(output, target), such as torch.nn.functional.cross_entropy. The gap between training and evaluation is
+        loss: loss(output, target), such as torch.nn.functional.cross_entropy. The gap of training and evaluation is
             measured by it or, without it, by the distance of outputs.
         optimizer: for the rules that read its groups.
         forward: forward(model, batch) instead of the usual way to run a model on a batch.
@@ -115,6 +115,6 @@ def _must_have_norms(evidence: Evidence) -> None:
         raise ArgumentError(f"{name} has no norm layers: there is nothing to examine.")
     listed = ", ".join(f"{display_name(layer)} ({type(m).__name__})" for layer, m in evidence.unknown.items())
     raise ArgumentError(
-        f"{name} has no norm layer that is known here. Norms by their names, which are not: {listed}. Make them subclasses "
-        "of torch's, or convert them first."
+        f"{name} has no norm layer that is known here. Norms by their names, which are not: {listed}. Make them "
+        "subclasses of torch's, or convert them first."
     )

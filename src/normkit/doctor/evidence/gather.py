@@ -13,7 +13,7 @@ from normkit.doctor.evidence.attribution import attribute, exchanged, mean_readi
 from normkit.doctor.evidence.evidence import Evidence
 from normkit.doctor.evidence.measure import Distance, Gap, Loss, LossFunction, Measure, kept_outputs
 from normkit.doctor.evidence.observer import Observer, stores_batch_moments, training_moments
-from normkit.doctor.evidence.runs import Runs, in_training
+from normkit.doctor.evidence.runs import Refusal, Runs, in_training
 from normkit.doctor.evidence.source import smallest_batch, taken
 from normkit.moments import Moments
 from normkit.snapshot import untouched
@@ -94,10 +94,16 @@ def _in_training(evidence: Evidence) -> None:
             found = training_moments(evidence.norms, runs)
     except Exception as error:  # detectors want targets in training, exported modules cannot train at all
         evidence.training_error = f"{type(error).__name__}: {error}"
-    evidence.refusals = [*evidence.runs.refusals, *runs.refusals]
+    evidence.refusals = [_judged(evidence, refusal) for refusal in (*evidence.runs.refusals, *runs.refusals)]
     for name, moments in found.items():
         if name in evidence.statistics:
             evidence.statistics[name].training = moments
+
+
+def _judged(evidence: Evidence, refusal: Refusal) -> Refusal:
+    """torch's GroupNorm says of one value the same as its BatchNorm; which it was, the layer shows."""
+    norm = evidence.by_name.get(refusal.layer)
+    return refusal if norm is None or "N" in norm.spec.over else refusal._replace(is_within=True)
 
 
 def _share_out(evidence: Evidence, evaluation: _Readings) -> None:

@@ -19,7 +19,7 @@ from normkit.surgery.parity import difference
 
 
 class Coupling(NamedTuple):
-    """A layer that mixes examples, and how far the output of one moves with the others, relative to its largest value."""
+    """A layer that mixes examples, and how far the output of one moves with the others, over its largest value."""
 
     layer: str
     moved: float

@@ -50,6 +50,6 @@ def _equal_steps(x: Tensor, dim: int) -> Tensor:
 
 
 def _run(equal: Tensor) -> Tensor:
-    """For each example, how many steps in a row are equal, counted from the beginning or from just behind its border."""
+    """For each example, how many steps in a row are equal, from the beginning or from just behind its border."""
     runs = [equal[:, skip:].long().cumprod(1).sum(1) for skip in range(min(_BORDER + 1, equal.shape[1]))]
     return torch.stack(runs).amax(0)

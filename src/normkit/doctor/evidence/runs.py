@@ -16,8 +16,8 @@ from normkit.named_layers import named_layers
 from normkit.surgery.check_export.batch_mates import batch_size
 from normkit.surgery.no_updates import no_updates, uncompiled
 
-_SINGLE = re.compile(r"[Ee]xpected more than 1 value per channel|more than 1 value per channel")
-_SINGLE_SPATIAL = re.compile(r"[Ee]xpected more than 1 spatial element")
+_SINGLE = re.compile("more than 1 value per channel")  # torch's words and ours
+_SINGLE_WITHIN = re.compile("more than 1 spatial element|a single one always becomes zero")
 
 
 class Refusal(NamedTuple):
@@ -26,13 +26,13 @@ class Refusal(NamedTuple):
     Attributes:
         layer: its name.
         batch: the number of the batch.
-        is_instance: whether it normalizes each example by itself.
+        is_within: whether it takes its statistics within each example.
         message: what it said.
     """
 
     layer: str
     batch: int
-    is_instance: bool
+    is_within: bool
     message: str
 
 
@@ -64,12 +64,12 @@ class Runs:
 
     def _refuse(self, index: int, error: ValueError) -> None:
         """Leave a batch out that is too small for a norm; raise any other error again."""
-        is_instance = _SINGLE_SPATIAL.search(str(error)) is not None
-        if not is_instance and _SINGLE.search(str(error)) is None:
+        is_within = _SINGLE_WITHIN.search(str(error)) is not None
+        if not is_within and _SINGLE.search(str(error)) is None:
             _say_where(error, index)
             raise error
         self.left.remove(index)
-        self.refusals.append(Refusal(self._raised_in(error.__traceback__), index, is_instance, str(error)))
+        self.refusals.append(Refusal(self._raised_in(error.__traceback__), index, is_within, str(error)))
 
     def _raised_in(self, traceback: TracebackType | None) -> str:
         """The innermost layer whose method an error went through."""

@@ -92,14 +92,13 @@ def smallest_batch(batches: Iterable[Any]) -> int | None:
     if isinstance(batches, Sequence):
         sizes = [size for batch in batches if (size := batch_size(batch)) is not None]
         return min(sizes, default=None)
-    source: Any = batches if not isinstance(batches, DataLoader) or batches.batch_size is not None else None
-    if source is None and isinstance(batches, DataLoader):
-        source = batches.batch_sampler
-    if not isinstance(source, DataLoader | BatchSampler) or source.batch_size is None:
+    source: Any = batches.batch_sampler if isinstance(batches, DataLoader) else batches
+    if not isinstance(source, BatchSampler):
         return None
+    sampler: Any = source.sampler
     try:
-        length = len(source.sampler)  # type: ignore[arg-type]  # some samplers have none: that is what is asked
-    except TypeError:
+        length = len(sampler)
+    except TypeError:  # of an IterableDataset nobody knows how long it is
         return None
     rest = length % source.batch_size
     return source.batch_size if rest == 0 or source.drop_last else rest

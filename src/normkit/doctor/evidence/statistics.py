@@ -118,8 +118,8 @@ class LayerStatistics:
     def distance(self) -> float | None:
         """How far what is stored is from the data, in the data's standard deviations, beyond the noise of the data.
 
-        The larger of that of the means and of the standard deviations, each as a root mean square over channels. What is
-        stored may be that of the data without dropout or with it: the nearer counts.
+        The larger of that of the means and of the standard deviations, each as a root mean square over channels. What
+        is stored may be that of the data without dropout or with it: the nearer counts.
         """
         known = [moments for moments in (self.data, self.training) if moments is not None]
         found = [distance for moments in known if (distance := self.distance_from(moments)) is not None]

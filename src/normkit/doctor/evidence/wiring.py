@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from normkit.surgery.fold.dataflow import Event, Flow, memory_of
 from normkit.surgery.fold.hosts import Product, hosts
-from normkit.surgery.fold.operators import PADS
+from normkit.surgery.fold.operators import PADS, PRODUCTS
 from normkit.surgery.fold.routes import Route, branches
 from normkit.surgery.operation import Skip
 
@@ -37,8 +37,8 @@ def owner_of(event: Event) -> str:
 def redundant_biases(model: nn.Module, flow: Flow, removes: Callable[[Event], bool]) -> dict[str, str]:
     """The layers with a bias that goes to norms alone, each with the first of these norms.
 
-    `removes` says of a call whether it subtracts the mean of each of its channels. The bias must be one constant for all
-    values that share a mean, whichever way they are rearranged in between.
+    `removes` says of a call whether it subtracts the mean of each of its channels. The bias must be one constant for
+    all values that share a mean, whichever way they are rearranged in between.
     """
     found: dict[str, str] = {}
     for host in hosts(model, flow):
@@ -103,7 +103,7 @@ def _is_per_value(event: Event) -> bool:
 
 def weights_before(model: nn.Module, flow: Flow) -> dict[str, list[nn.Parameter]]:
     """By norm, the weights of the layers that its input comes from, up to the next norms or products."""
-    makers = {event.index: p for host in hosts(model, flow) for p in host.products if (event := flow.maker(p.output))}
+    makers = {product.call.index: product for host in hosts(model, flow) for product in host.products}
     found: dict[str, list[nn.Parameter]] = defaultdict(list)
     for event in flow.events:
         if event.norm is not None:
@@ -123,7 +123,7 @@ def _sources(flow: Flow, call: Event) -> list[int]:
         if event is None or event.index in seen:
             continue
         seen.add(event.index)
-        if event.norm is not None or event.operator in ("convolution", "addmm", "mm", "bmm"):
+        if event.norm is not None or event.operator in PRODUCTS:
             ends.append(event.index)
         else:
             waiting += event.inputs

@@ -29,8 +29,8 @@ def batch_dependent_evaluation(evidence: Evidence) -> Iterator[Finding]:
     Evidence and threshold: after the model's own eval(), all but the first example of a batch become copies of it; the
     layer is named that is given the same for this example before and after, and returns something else, by more than
     rounding explains. Norms that use the statistics of their batch after eval() are named also without that test.
-    The causes: no running statistics (`track_running_stats=False`), a layer that eval() does not reach (in a plain list,
-    or by a train() of its own), `F.batch_norm(training=True)`.
+    The causes: no running statistics (`track_running_stats=False`), a layer that eval() does not reach (in a plain
+    list, or by a train() of its own), `F.batch_norm(training=True)`.
 
     Not a fault when: mixing examples is what the layer is for, as in attention over the batch; only norms, and layers
     that normalize by hand, are reported.
@@ -46,7 +46,7 @@ def batch_dependent_evaluation(evidence: Evidence) -> Iterator[Finding]:
     known = {norm.name for norm in evidence.norms if "N" in norm.spec.over} | {*evidence.unknown}
     for name in dict.fromkeys([*static, *(name for name in measured if name in known | by_hand)]):
         moved = measured.get(name)
-        how = "" if moved is None else f"; the output for one example moves by {moved:.2g} of its largest value with them"
+        how = "" if moved is None else f"; the output for one example moves by {moved:.2g} of its largest with them"
         yield found(
             batch_dependent_evaluation,
             name,

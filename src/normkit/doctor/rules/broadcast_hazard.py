@@ -35,7 +35,7 @@ def broadcast_hazard(evidence: Evidence) -> Iterator[Finding]:
         yield found(
             broadcast_hazard,
             norm.name,
-            f"{forwards} forwards of one batch, each of which begins by overwriting its running statistics with rank 0's.",
+            f"{forwards} forwards of one batch, each of which first overwrites its running statistics with rank 0's.",
             "DistributedDataParallel(model, broadcast_buffers=False), or one forward over torch.cat of the inputs.",
             forwards=forwards,
         )

@@ -34,7 +34,7 @@ def dead_scale(evidence: Evidence) -> Iterator[Finding]:
         for norm in evidence.norms
         if norm.spec.has_gamma and (gamma := _gamma(norm.layer)) is not None and bool((gamma == 0).any())
     }
-    learned = {name: gamma for name, gamma in zeros.items() if isinstance(gamma, nn.Parameter) and evidence.learns(gamma)}
+    learned = {name: p for name, p in zeros.items() if isinstance(p, nn.Parameter) and evidence.learns(p)}
     moved = _gradients(evidence, learned) if learned else {}
     for name, gamma in zeros.items():
         dead = gamma.detach() == 0
@@ -49,7 +49,7 @@ def dead_scale(evidence: Evidence) -> Iterator[Finding]:
         yield found(
             dead_scale,
             name,
-            f"gamma is 0 in {int(dead.sum())} of {dead.numel()} channels and {why}: these channels never pass anything on.",
+            f"gamma is 0 in {int(dead.sum())} of {dead.numel()} channels and {why}: they never pass anything on.",
             "with torch.no_grad(): layer.weight.fill_(1.0), or prune the channels.",
             channels=int(dead.sum()),
             frozen=name not in learned,

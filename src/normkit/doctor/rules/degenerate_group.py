@@ -26,7 +26,7 @@ def degenerate_group(evidence: Evidence) -> Iterator[Finding]:
     """
     seen: set[str] = set()
     for refusal in evidence.refusals:
-        if refusal.is_instance and refusal.layer not in seen:
+        if refusal.is_within and refusal.layer not in seen:
             seen.add(refusal.layer)
             yield found(degenerate_group, refusal.layer, f"refuses its input: {refusal.message}", _REMEDY, values=1)
     for norm in evidence.norms:

@@ -16,9 +16,9 @@ COSTLY = 0.25  # ... and that is a warning, if the layer also has this part of a
 def dropout_before_norm(evidence: Evidence) -> Iterator[Finding]:
     """Dropout before a norm shifts the variance that evaluation will see.
 
-    Why it hurts: dropout raises the variance of what it returns in training, by the factor 1 / (1 - p) and more, and does
-    nothing in evaluation. The running variance is that of training, so that in evaluation the layer divides by too much
-    (Li et al. 2019).
+    Why it hurts: dropout raises the variance of what it returns in training, by the factor 1 / (1 - p) and more, and
+    does nothing in evaluation. The running variance is that of training, so that in evaluation the layer divides by
+    too much (Li et al. 2019).
 
     Evidence and threshold: the operators of a forward in training mode show random zeros that reach the norm, whether a
     module or `F.dropout` makes them, and the standard deviation of the norm's input is another in training than in

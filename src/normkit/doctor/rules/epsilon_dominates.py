@@ -15,12 +15,12 @@ LARGE = 0.5  # eps over variance
 def epsilon_dominates(evidence: Evidence) -> Iterator[Finding]:
     """Eps is no longer small beside the variance: the layer does not normalize, or some of its channels are dead.
 
-    Why it hurts: the layer divides by sqrt(variance + eps). Where eps is the larger, it divides by a constant, the scale
-    of its input shows in its output, and a variance that trains smaller makes its channel vanish.
+    Why it hurts: the layer divides by sqrt(variance + eps). Where eps is the larger, it divides by a constant, the
+    scale of its input shows in its output, and a variance that trains smaller makes its channel vanish.
 
-    Evidence and threshold: eps over the variance of the layer's input, the median over channels (over sets of values, in
-    norms within an example): above 1 it is found, below 0.2 never. Single channels of which that is true are reported as
-    info: they are dead, or nearly so.
+    Evidence and threshold: eps over the variance of the layer's input, the median over channels (over sets of values,
+    in norms within an example): above 1 it is found, below 0.2 never. Single channels of which that is true are
+    reported as info: they are dead, or nearly so.
 
     Not a fault when: the input is meant to be that small and its scale to matter.
 
@@ -55,7 +55,7 @@ def _judged(name: str, eps: float, ratio: float, dead: int, channels: int) -> It
         yield found(
             epsilon_dominates,
             name,
-            f"{dead} of {channels} channels vary by less than eps {eps:g} over these batches: they are dead, or nearly so.",
+            f"{dead} of {channels} channels vary by less than eps {eps:g} over these batches: they are (nearly) dead.",
             "Look at what makes them constant: a ReLU that never fires, pruned weights, a constant input.",
             severity="info",
             eps=eps,

@@ -28,7 +28,7 @@ def frozen_but_drifting(evidence: Evidence) -> Iterator[Finding]:
         yield found(
             frozen_but_drifting,
             norm.name,
-            "is in training mode and updates its running statistics, although neither it nor the layers before it learn.",
+            "trains: its running statistics move, although neither it nor the layers before it learn.",
             "nk.freeze(model.backbone, inplace=True), with the part that is frozen.",
             momentum=norm.spec.momentum,
             tracked=known.tracked,

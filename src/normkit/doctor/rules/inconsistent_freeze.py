@@ -35,7 +35,7 @@ def inconsistent_freeze(evidence: Evidence) -> Iterator[Finding]:
             yield found(
                 inconsistent_freeze,
                 norm.name,
-                "is frozen with mean 0 and variance 1, gamma 1 and beta 0: it was frozen before anything was trained or "
+                "is frozen with mean 0 and variance 1, gamma 1 and beta 0: it was frozen before it was trained or "
                 "loaded.",
                 "Load the weights with their buffers first, then nk.freeze(model, inplace=True).",
             )

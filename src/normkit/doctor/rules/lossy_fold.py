@@ -46,7 +46,7 @@ def lossy_fold(evidence: Evidence) -> Iterator[Finding]:
         yield found(
             lossy_fold,
             layer,
-            f"folded, its output would move by {match[2]} of its largest value, more than rounding in its type explains.",
+            f"folded, its output would move by {match[2]} of its largest value, more than its rounding explains.",
             "Fold in float32, then convert: nk.fold(model.float().eval(), example).",
             severity=_severity(float(match[2]), limit),
             error=float(match[2]),
@@ -57,7 +57,7 @@ def lossy_fold(evidence: Evidence) -> Iterator[Finding]:
         yield found(
             lossy_fold,
             parity.first_layer if parity.first_layer is not None else "",
-            f"folding this model moves its outputs by {parity.error:.2g} of the largest; {parity.tolerance:.2g} is allowed.",
+            f"folding moves the outputs by {parity.error:.2g} of the largest; {parity.tolerance:.2g} is allowed.",
             "Fold in float32, then convert: nk.fold(model.float().eval(), example).",
             severity=_severity(parity.error, parity.tolerance),
             error=parity.error,

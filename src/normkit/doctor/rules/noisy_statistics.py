@@ -39,7 +39,7 @@ def noisy_statistics(evidence: Evidence) -> Iterator[Finding]:
         yield found(
             noisy_statistics,
             name,
-            f"the mean of a batch is {noise:.2g} standard deviations off that of the data: a channel has {values} values "
+            f"the mean of a batch is {noise:.2g} standard deviations off the data's: a channel has {values} values "
             "in a batch.",
             "Use larger batches, or nk.convert(model, to='group') or to='renorm'.",
             noise=noise,

@@ -13,8 +13,8 @@ COUNTED = 0.05  # the part of the positions
 def padding_in_statistics(evidence: Evidence) -> Iterator[Finding]:
     """Padded positions are counted in the statistics of a norm.
 
-    Why it hurts: mean and variance depend on how much padding a batch happens to have, so that the output for a sequence
-    changes with the length of the longest in its batch.
+    Why it hurts: mean and variance depend on how much padding a batch happens to have, so that the output for a
+    sequence changes with the length of the longest in its batch.
 
     Evidence and threshold: the ends of the examples that the layer is given are constant, over lengths that differ from
     example to example, while their other ends are not; 5% of all positions or more.

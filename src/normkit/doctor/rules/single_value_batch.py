@@ -27,7 +27,7 @@ def single_value_batch(evidence: Evidence) -> Iterator[Finding]:
     """
     seen: set[str] = set()
     for refusal in evidence.refusals:
-        if not refusal.is_instance and refusal.layer not in seen:
+        if not refusal.is_within and refusal.layer not in seen:
             seen.add(refusal.layer)
             message = f"refuses batch {refusal.batch} (the first is 0): {refusal.message}"
             yield found(single_value_batch, refusal.layer, message, _REMEDY, batch=refusal.batch)
@@ -43,7 +43,7 @@ def _met(known: LayerStatistics) -> str | None:
     single = next((call for call in known.calls if call.values == 1), None)
     if single is None:
         return None
-    return f"batch {single.batch} (the first is 0) gives it {single.shape}: one value per channel, which has no variance."
+    return f"batch {single.batch} (the first is 0) gives it {single.shape}: one value per channel has no variance."
 
 
 def _to_come(known: LayerStatistics, smallest: int | None) -> str | None:

@@ -79,4 +79,4 @@ def _part(evidence: Evidence, share: float | None) -> str:
             f"; {share:.0%} of the gap comes from it (loss {gap.evaluation:.3g} in evaluation, {gap.training:.3g} in "
             f"training, {gap.recalibrated:.3g} recalibrated)"
         )
-    return f"; {share:.0%} of the gap comes from it (outputs {gap.evaluation:.2g} standard deviations off in evaluation)"
+    return f"; {share:.0%} of the gap comes from it (outputs are {gap.evaluation:.2g} standard deviations off)"

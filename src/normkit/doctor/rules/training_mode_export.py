@@ -44,7 +44,7 @@ def is_graph(model: nn.Module) -> bool:
 
 
 def _training_nodes(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """The norms of a graph that use the statistics of their batch: the layer that holds their tensors, and the operator."""
+    """The norms of a graph that use the statistics of their batch: the layer with their tensors, and the operator."""
     nodes = _scripted(model) if isinstance(model, torch.jit.ScriptModule) else _graphed(model)
     return iter(dict.fromkeys(nodes))
 

@@ -13,8 +13,8 @@ from normkit.finding import Finding
 def unsynced_small_batch(evidence: Evidence) -> Iterator[Finding]:
     """The batches of single ranks are too small, and their statistics are not synchronized.
 
-    Why it hurts: every rank normalizes with the statistics of its own few examples. The batch that the optimizer sees is
-    as large as all of them together; the one that the norms see is not, and more ranks do not help.
+    Why it hurts: every rank normalizes with the statistics of its own few examples. The batch that the optimizer sees
+    is as large as all of them together; the one that the norms see is not, and more ranks do not help.
 
     Evidence and threshold: the error of one rank's batch statistics, as in NK106, is 0.4 standard deviations or more,
     in a process group of several ranks and a layer that does not synchronize.
@@ -33,7 +33,7 @@ def unsynced_small_batch(evidence: Evidence) -> Iterator[Finding]:
         yield found(
             unsynced_small_batch,
             name,
-            f"the mean of a rank's batch is {noise:.2g} standard deviations off that of the data; over {ranks} ranks it "
+            f"the mean of a rank's batch is {noise:.2g} standard deviations off the data's; over {ranks} ranks it "
             f"would be {noise / ranks**0.5:.2g}.",
             "nk.convert(model, to='sync', inplace=True), before DistributedDataParallel.",
             noise=noise,

@@ -22,8 +22,8 @@ def untrained_statistics(evidence: Evidence) -> Iterator[Finding]:
 
     Not a fault when: the layer is meant to do nothing in evaluation. A new model has this fault until its first step.
 
-    Remedy: train for some steps in training mode, load a state_dict with its buffers, or `nk.recalibrate`. An average of
-    weights (EMA, SWA) needs recalibrating whenever it is used.
+    Remedy: train for some steps in training mode, load a state_dict with its buffers, or `nk.recalibrate`. An average
+    of weights (EMA, SWA) needs recalibrating whenever it is used.
     """
     for norm, known in evidence.stored:
         if not known.is_untrained:
