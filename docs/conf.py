@@ -27,6 +27,7 @@ extensions = [
     "mathml",
     "notebooks",
     "records",
+    "rules",
 ]
 exclude_patterns = ["inventories", "**/.ipynb_checkpoints"]
 nitpicky = True

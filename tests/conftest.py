@@ -128,6 +128,22 @@ def _one_thread():
     torch.set_num_threads(1)  # the tests themselves run side by side
 
 
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """Chromium, for the tests that look at pages."""
+    from support.browser import NAMES, Browser, find_browser  # not above: it needs a POSIX system
+
+    executable = find_browser()
+    if executable is None:
+        pytest.skip(
+            f"the page was not looked at in a browser: none of {', '.join(NAMES)} is on PATH. Install one: "
+            "apt-get install chromium"
+        )
+    started = Browser(executable, tmp_path_factory.mktemp("profile"))
+    yield started
+    started.close()
+
+
 class AccuracyTable:
     """What the accuracy tests measured, printed under the run's results, not only that they passed."""
 

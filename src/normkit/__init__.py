@@ -23,6 +23,7 @@ from normkit.spec import NormSpec, describe
 if TYPE_CHECKING:
     __version__: str
 
+    from normkit.doctor import Diagnosis, examine
     from normkit.instruments import Recorder, attach, probes
     from normkit.surgery.check_export import ExportCheck, check_export
     from normkit.surgery.checkpoint import load, save
@@ -42,6 +43,7 @@ __all__ = [
     "BackendError",
     "Change",
     "CheckpointError",
+    "Diagnosis",
     "DistributedError",
     "DtypeError",
     "ExportCheck",
@@ -63,6 +65,7 @@ __all__ = [
     "convert",
     "describe",
     "ema",
+    "examine",
     "fold",
     "freeze",
     "functional",
@@ -81,7 +84,7 @@ __all__ += layers.__all__
 
 
 def __getattr__(name: str) -> object:
-    """Load surgery, instruments and the version when first asked for: code that only wants layers does not wait."""
+    """Load all but layers and values when first asked for: code that only wants these does not wait."""
     if name == "__version__":
         from importlib.metadata import version
 
@@ -90,6 +93,10 @@ def __getattr__(name: str) -> object:
         from normkit import instruments
 
         return getattr(instruments, name)
+    if name in ("Diagnosis", "examine"):
+        from normkit import doctor
+
+        return getattr(doctor, name)
     if name in __all__:
         from normkit import surgery
 

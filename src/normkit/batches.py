@@ -47,6 +47,17 @@ def _inputs_in(batch: list[Any] | tuple[Any, ...], model: nn.Module) -> list[Any
     return batch[: max(1, len(names))]
 
 
+def target_in(model: nn.Module, batch: Any) -> Any:
+    """What a loss compares the output with: what follows the inputs of a tuple or list, one element alone or a tuple.
+
+    Of any other batch, and of a tuple of inputs alone, it is the whole batch.
+    """
+    if not isinstance(batch, list | tuple):
+        return batch
+    rest = tuple(batch[max(1, len(required_arguments(model))) :])
+    return batch if not rest else rest[0] if len(rest) == 1 else rest
+
+
 def required_arguments(model: nn.Module) -> list[str]:
     """The names of what a model's forward must be given, in order; a forward of any arguments requires none."""
     while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):

@@ -54,12 +54,13 @@ def installed_extras(requirements: list[str] | None = None) -> dict[str, dict[st
     for requirement in metadata.requires("normkit") or [] if requirements is None else requirements:
         package, extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
         if package and extra:
-            extras.setdefault(extra[1], {})[package[0]] = _version(package[0])
+            extras.setdefault(extra[1], {})[package[0]] = version_of(package[0])
     return extras
 
 
 @cache  # reading metadata takes milliseconds, and every record has an environment
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,16 +15,25 @@ from torch.nn.parameter import is_lazy
 
 from normkit.named_layers import named_layers
 
+_REFILLED = dict | list | set | deque
+
 
 class _Container(NamedTuple):
-    """A dictionary, list or set, and what was in it. It is refilled, not replaced: the handles of hooks refer to it."""
+    """A dictionary, list, deque or set, and what was in it.
+
+    It is refilled, not replaced: the handles of hooks refer to it. One that still holds the same is left alone, because
+    those of torch.fx refuse every change.
+    """
 
     itself: Any
     content: Any
 
     def refill(self) -> None:
+        now, then = _items(self.itself), _items(self.content)
+        if len(now) == len(then) and all(a is b for a, b in zip(now, then, strict=True)):
+            return
         self.itself.clear()
-        fill = self.itself.extend if isinstance(self.itself, list) else self.itself.update
+        fill = self.itself.extend if isinstance(self.itself, list | deque) else self.itself.update
         fill(self.content)
 
 
@@ -57,12 +67,9 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         modules = {id(module): module for _, module in named_layers(model)}.values()
         self._modules = [(module, type(module), dict(vars(module))) for module in modules]
-        attributes = [value for _, _, state in self._modules for value in state.values()]
-        self._containers = [
-            _Container(value, value.copy()) for value in attributes if isinstance(value, dict | list | set)
-        ]
-        inside = [item for of in self._containers if isinstance(of.itself, dict) for item in of.content.values()]
-        tensors = {id(value): value for value in (*attributes, *inside) if _has_values(value)}
+        held = _held(value for _, _, state in self._modules for value in state.values())
+        self._containers = [_Container(value, value.copy()) for value in held if isinstance(value, _REFILLED)]
+        tensors = {id(value): value for value in held if _has_values(value)}
         self._values = [_kept(tensor) for tensor in tensors.values()]
 
     def restore(self) -> None:
@@ -104,6 +111,21 @@ def same_random_state() -> Iterator[None]:
             torch.cuda.set_rng_state_all(of_cuda)
         if numpy is not None:
             numpy.random.set_state(of_numpy)
+
+
+def _items(container: Any) -> list[Any]:
+    return [*container, *container.values()] if isinstance(container, dict) else list(container)
+
+
+def _held(attributes: Iterable[Any]) -> list[Any]:
+    """Everything that attributes hold, through any nesting of containers, each of these once."""
+    found: list[Any] = list(attributes)
+    seen: set[int] = set()
+    for value in found:  # grows in the loop
+        if isinstance(value, _REFILLED | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            found.extend(value.values() if isinstance(value, dict) else value)
+    return list({id(value): value for value in found}.values())
 
 
 def _has_values(value: object) -> bool:

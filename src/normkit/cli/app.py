@@ -11,6 +11,7 @@ import typer
 
 from normkit.cli.bench import bench
 from normkit.cli.data import data_app
+from normkit.cli.doctor import doctor
 from normkit.cli.env import env
 from normkit.cli.lab import lab_app
 from normkit.cli.probe import probe
@@ -45,6 +46,7 @@ app.command()(env)
 app.command()(bench)
 for verb in (fold, convert, freeze, recalibrate):
     app.command()(verb)
+app.command()(doctor)
 app.command()(probe)
 app.add_typer(lab_app, name="lab")
 app.add_typer(data_app, name="data")

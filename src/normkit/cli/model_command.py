@@ -43,7 +43,7 @@ def operate(name: str, verb: Callable[[nn.Module], Surgery], task: ModelOptions,
     with redirect_stdout(sys.stderr), in_words():  # the output of a user's module is not part of ours
         model = find_model(task.target)
         if task.checkpoint is not None:
-            _fill(model, task.checkpoint, task.strict)
+            fill(model, task.checkpoint, task.strict)
         surgery = verb(model)
         out = None if task.dry_run else task.out
         if out is not None:
@@ -88,7 +88,7 @@ def _check_out(task: ModelOptions) -> None:
         raise ArgumentError(f"--out must be a file that can be written; {task.out} {what}.")
 
 
-def _fill(model: nn.Module, checkpoint: Path, strict: bool) -> None:
+def fill(model: nn.Module, checkpoint: Path, strict: bool) -> None:
     """Load a checkpoint; warnings are printed as messages."""
     _take_modes(model, read_manifest(checkpoint))
     with warnings.catch_warnings(record=True) as caught:

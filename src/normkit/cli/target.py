@@ -49,6 +49,12 @@ def find_function(target: str) -> Callable[..., Any]:
     return found
 
 
+def file_of(target: str) -> str | None:
+    """The file of a target that was found; None if its module is in no file."""
+    source = target.rpartition(":")[0]
+    return source if source.endswith(".py") else getattr(sys.modules.get(source), "__file__", None)
+
+
 def _made(target: str, kind: Any, what: str) -> Any:
     """The attribute itself if it is of this kind, or else what it returns when it is called."""
     found = _attribute(target)

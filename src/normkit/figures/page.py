@@ -55,14 +55,12 @@ def write_page(title: str, lead: str, figures: Sequence[Figure], tables: Sequenc
 def rendered(template: str, drawn: Sequence[FigureView], package: str = _PACKAGE, **values: object) -> str:
     """A page of a template of this package or another, with the stylesheet, the scripts and what they draw."""
     jinja2 = required("jinja2", "A report")
-    plotly = _script_text(required("plotly.offline", "A report").get_plotlyjs())
-    script = _script_text(_resource(_PACKAGE, "static", "report.js"))
+    scripts = _scripts() if drawn else []
     page: str = _template(jinja2, template, package).render(
         figures={view.id: view.drawing for view in drawn},
         css=_resource(_PACKAGE, "static", "report.css"),
-        plotly=plotly,
-        script=script,
-        policy=_policy(plotly, script),
+        scripts=scripts,
+        policy=_policy(scripts),
         **values,
     )
     return page
@@ -121,13 +119,19 @@ def _resource(package: str, *names: str) -> str:
     return resources.files(package).joinpath(*names).read_text(encoding="utf-8")
 
 
+def _scripts() -> list[str]:
+    """What draws figures: plotly, and the script that calls it."""
+    plotly = required("plotly.offline", "A report").get_plotlyjs()
+    return [_script_text(text) for text in (plotly, _resource(_PACKAGE, "static", "report.js"))]
+
+
 def _script_text(text: str) -> str:
     """A script as it can stand inside a page: nothing ends it early, and browsers read just these bytes."""
     return re.sub(r"</(?=script)", r"<\\/", text.replace("\r\n", "\n").replace("\r", "\n"), flags=re.IGNORECASE)
 
 
-def _policy(*scripts: str) -> str:
+def _policy(scripts: Sequence[str]) -> str:
     """Let these scripts run and no other, and let nothing be fetched."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"

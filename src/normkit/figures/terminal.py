@@ -1,9 +1,11 @@
-"""Tables on a terminal."""
+"""Tables and lists on a terminal."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -23,3 +25,10 @@ def rich_table(table: Table) -> RichTable:
     for row in zip(*map(column_texts, columns), strict=True):
         drawn.add_row(*map(Text, row))
     return drawn
+
+
+def list_item(text: str) -> RenderableType:
+    """A line of a list, wrapped under itself."""
+    grid = RichTable.grid()
+    grid.add_row(Text("- "), Text(text))
+    return Padding(grid, (0, 0, 0, 2))

@@ -69,7 +69,8 @@ class Operation:
         """End the operation: its records, and the parity with what the model computed `before`, if that is known."""
         proof: Parity | None = None
         if before is not None:
-            proof = parity.compare(before, parity.trace(self.model, example, forward), meant)
+            after = parity.trace(self.model, example, forward)
+            proof = parity.compare(before, after, meant, parity.tolerance(self.model, before.outputs))
         return Surgery(self.model, self.changed, self.skipped, proof, self.undo)
 
     def undo(self) -> nn.Module:

@@ -64,10 +64,12 @@ def run_example(model: nn.Module, example: Any, forward: Forward | None = None) 
         ) from error
 
 
-def compare(before: Trace, after: Trace, meant: Collection[str] = ()) -> Parity:
+def compare(
+    before: Trace, after: Trace, meant: Collection[str] = (), limit: float = TOLERANCES[torch.float32]
+) -> Parity:
     """How far the outputs moved, and the first layer that did, except for those that were meant to."""
     max_abs, max_rel = _differences(before.outputs, after.outputs)
-    return Parity(max_abs, max_rel, _first(before, after, meant) if max_abs > 0 else None)
+    return Parity(max_abs, max_rel, _first(before, after, meant) if max_abs > 0 else None, limit)
 
 
 def _first(before: Trace, after: Trace, meant: Collection[str]) -> str | None:

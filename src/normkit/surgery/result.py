@@ -22,19 +22,40 @@ class Change(NamedTuple):
         return f"{display_name(self.layer)}: {self.what} ({self.why})"
 
 
-class Parity(NamedTuple):
-    """How far the outputs on the example are from what they were, in evaluation.
+class _Differences(NamedTuple):
+    max_abs: float
+    max_rel: float
+    first_layer: str | None
+
+
+class Parity(_Differences):
+    """How far the outputs on the example are from what they were, in evaluation: (max_abs, max_rel, first_layer).
 
     Attributes:
         max_abs: the largest difference of two values; infinite where shapes or NaN differ.
         max_rel: the largest difference over the largest magnitude of the output it belongs to.
         first_layer: the first layer, in the order they run, whose output moved by more than rounding explains; None
             if there is no such layer.
+        tolerance: how far they may be, relative to the largest, by the coarsest type among outputs and parameters.
     """
 
-    max_abs: float
-    max_rel: float
-    first_layer: str | None
+    tolerance: float
+
+    def __new__(cls, max_abs: float, max_rel: float, first_layer: str | None, tolerance: float = 1e-4) -> Parity:
+        """Make one; the tolerance, by default that of float32, is an attribute and no element of the tuple."""
+        made = super().__new__(cls, max_abs, max_rel, first_layer)
+        made.tolerance = tolerance
+        return made
+
+    @property
+    def error(self) -> float:
+        """What is compared with the tolerance: `max_rel`."""
+        return self.max_rel
+
+    @property
+    def ok(self) -> bool:
+        """Whether the outputs are as near as their type allows."""
+        return self.error <= self.tolerance
 
     def __str__(self) -> str:
         where = "" if self.first_layer is None else f", first at {display_name(self.first_layer)}"

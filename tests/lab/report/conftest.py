@@ -4,7 +4,6 @@ from normkit.lab.experiments import NAMES as EXPERIMENTS
 from normkit.lab.experiments import experiment_named
 from normkit.lab.report import write_report, write_story
 from support import report_samples
-from support.browser import NAMES, Browser, find_browser
 
 
 @pytest.fixture(scope="session")
@@ -18,16 +17,3 @@ def story(tmp_path_factory):
     path = tmp_path_factory.mktemp("story") / "report.html"
     experiments = [experiment_named(name) for name in EXPERIMENTS]
     return write_story(report_samples.story_sections(), experiments, "normkit lab run all --out story --resume", path)
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory):
-    executable = find_browser()
-    if executable is None:
-        pytest.skip(
-            f"the report was not looked at in a browser: none of {', '.join(NAMES)} is on PATH. Install one: "
-            "apt-get install chromium"
-        )
-    started = Browser(executable, tmp_path_factory.mktemp("profile"))
-    yield started
-    started.close()

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table as RichTable
 from rich.text import Text
 
-from normkit.figures.terminal import rich_table
+from normkit.figures.terminal import list_item, rich_table
 from normkit.lab.findings import Findings, Outcome
 
 _STYLES: dict[Outcome, str] = {"supported": "bold green", "contradicted": "bold red", "unclear": "bold yellow"}
@@ -23,7 +21,7 @@ def terminal_table(findings: Findings) -> RenderableType:
 def _parts(findings: Findings) -> Iterator[RenderableType]:
     yield Text.assemble((findings.outcome, _STYLES[findings.outcome]), ": ", findings.claim)
     yield Text(findings.source, style="dim")
-    yield from (_item(reason) for reason in findings.reasons)
+    yield from map(list_item, findings.reasons)
     for table in findings.tables:
         yield Text()
         yield rich_table(table)
@@ -31,11 +29,4 @@ def _parts(findings: Findings) -> Iterator[RenderableType]:
             yield Text(table.note, style="dim")
     if findings.notes:
         yield Text("\nBefore believing it:")
-        yield from (_item(note) for note in findings.notes)
-
-
-def _item(text: str) -> RenderableType:
-    """A line of a list, wrapped under itself."""
-    grid = RichTable.grid()
-    grid.add_row(Text("- "), Text(text))
-    return Padding(grid, (0, 0, 0, 2))
+        yield from map(list_item, findings.notes)

@@ -24,7 +24,7 @@ class ProgramGraph:
     def norms(self) -> Iterator[ExportedNorm]:
         """Nodes of operators with "norm" in their name and an eps: batch, instance, group, layer, RMS."""
         for node in self._nodes():
-            given = _arguments(node)
+            given = arguments_of(node)
             eps = given.get("eps", given.get("epsilon"))
             if "norm" in node.target._schema.name and ("eps" in given or "epsilon" in given):
                 yield ExportedNorm(
@@ -32,7 +32,7 @@ class ProgramGraph:
                     str(node.target),
                     eps,
                     given.get("momentum"),
-                    _trains(node, given),
+                    trains(node, given),
                     self._values(given),
                 )
 
@@ -41,7 +41,7 @@ class ProgramGraph:
         in_place = [
             given[argument.name]
             for node in self._nodes()
-            for given in [_arguments(node)]
+            for given in [arguments_of(node)]
             for argument in node.target._schema.arguments
             if argument.is_write
         ]
@@ -75,7 +75,7 @@ class ProgramGraph:
         return {role: held[name].detach().cpu() for role, name in names.items() if name in held}
 
 
-def _arguments(node: Any) -> dict[str, Any]:
+def arguments_of(node: Any) -> dict[str, Any]:
     """The arguments of an operator by name, defaults included."""
     arguments = node.target._schema.arguments
     given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
@@ -83,7 +83,8 @@ def _arguments(node: Any) -> dict[str, Any]:
     return given | dict(node.kwargs)
 
 
-def _trains(node: Any, given: dict[str, Any]) -> bool:
+def trains(node: Any, given: dict[str, Any]) -> bool:
+    """Whether a node normalizes with the statistics of what it is given."""
     if "use_input_stats" in given:  # an instance norm always uses its input's, unless it stores some
         return bool(given["use_input_stats"]) and given.get("running_mean") is not None
     return bool(given.get("training", False)) or "_with_update" in node.target._schema.name

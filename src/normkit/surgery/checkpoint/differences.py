@@ -24,11 +24,19 @@ _ADVICE = {
 
 
 class MismatchError(NormkitError, RuntimeError):
-    """A file that does not fit the model. `differences` lists them all."""
+    """A file that does not fit the model.
 
-    def __init__(self, message: str, differences: Sequence[Difference] = ()) -> None:
+    Attributes:
+        differences: all of them.
+        layers: the norms that differ in kind, eps, momentum or mode.
+        code: "NK502", manifest-drift, if there are such norms, or if nothing is known of the file's; else None.
+    """
+
+    def __init__(
+        self, message: str, differences: Sequence[Difference] = (), layers: Sequence[str] = (), code: str | None = None
+    ) -> None:
         super().__init__(message)
-        self.differences = list(differences)
+        self.differences, self.layers, self.code = list(differences), list(layers), code
 
 
 class Comparison(NamedTuple):
@@ -65,7 +73,9 @@ class Comparison(NamedTuple):
         advice = [text for what, text in _ADVICE.items() if any(d.what == what for d in self.of_norms)]
         advice += _advice_on_wrappers(self.of_tensors)
         last = "strict=False loads what fits and keeps the model's own settings."
-        return MismatchError("\n".join([found, *advice, last]), self.all)
+        layers = list(dict.fromkeys(d.where for d in self.of_norms))
+        code = "NK502" if layers or not self.has_manifest else None
+        return MismatchError("\n".join([found, *advice, last]), self.all, layers, code)
 
     def skipped(self) -> list[Change]:
         """What the model keeps when the fitting part is loaded."""

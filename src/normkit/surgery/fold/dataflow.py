@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -113,14 +113,21 @@ def memory_of(tensor: Tensor) -> int:
         return id(tensor)
 
 
-def record(model: nn.Module, norms: Mapping[str, nn.Module], example: Any, forward: Forward | None = None) -> Flow:
+def record(
+    model: nn.Module,
+    norms: Mapping[str, nn.Module],
+    example: Any,
+    forward: Forward | None = None,
+    *,
+    in_mode: Callable[[nn.Module], AbstractContextManager[None]] = in_evaluation,
+) -> Flow:
     """Run a model on an example, in evaluation, and return what it did. The model is left as it was.
 
     A call of one of `norms` is one event. For every layer that calls an operator itself, `results` has a copy of the
-    output of each of its calls.
+    output of each of its calls. `in_mode` may be another block that the model runs in.
     """
     recorder = _Recorder()
-    with untouched(model), in_evaluation(model), recorder.layers(model, norms), select.backend("reference"), recorder:
+    with untouched(model), in_mode(model), recorder.layers(model, norms), select.backend("reference"), recorder:
         outputs = run_example(model, example, forward)
         recorder.finish(model, outputs)
     return recorder.flow

@@ -97,12 +97,12 @@ def gather(
     tallies = {norm.name: Tally(method) for norm in norms}
 
     def take(norm: Norm, x: Tensor, mask: Tensor | None) -> None:
-        batch = _moments(norm, x, mask)
+        batch = _finite_moments(norm, x, mask)
         _check_enough(norm, batch, x)
         tallies[norm.name].add(*batch)
-        _as_if_stored(norm.layer, batch[0])
+        as_if_stored(norm.layer, batch[0])
 
-    with _running(model), _own_statistics_back(norms), _showing(norms, take):
+    with _running(model), own_statistics_back(norms), showing(norms, take):
         count = batches.run(model)
     return {name: tally for name, tally in tallies.items() if tally.calls}, count
 
@@ -112,13 +112,13 @@ def gather_last(model: nn.Module, norm: Norm, batches: Batches, method: Populati
     tally = Tally(method)
 
     def take(norm: Norm, x: Tensor, mask: Tensor | None) -> None:
-        batch = _moments(norm, x, mask)
+        batch = _finite_moments(norm, x, mask)
         if method == "paper":
             _check_enough(norm, batch, x)
         tally.add(*batch)
         raise _Enough
 
-    with _running(model), _showing([norm], take):
+    with _running(model), showing([norm], take):
         count = batches.run(model)
     return tally, count
 
@@ -132,7 +132,7 @@ def visits(model: nn.Module, norms: Sequence[Norm], batches: Batches) -> dict[st
         now[norm.name] = now.get(norm.name, 0) + 1
         most[norm.name] = max(most.get(norm.name, 0), now[norm.name])
 
-    with _running(model), _showing(norms, count):
+    with _running(model), showing(norms, count):
         batches.run(model, lambda output: now.clear())
     return most
 
@@ -143,19 +143,17 @@ def _running(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _showing(
-    norms: Sequence[Norm], take: Callable[[Norm, Tensor, Tensor | None], None]
-) -> AbstractContextManager[None]:
+def showing(norms: Sequence[Norm], take: Callable[[Norm, Tensor, Tensor | None], None]) -> AbstractContextManager[None]:
     """Call `take` with the input and mask of each norm, after all hooks that may change them."""
 
     def show(norm: Norm) -> BeforeForward:
-        return lambda layer, args, kwargs: take(norm, *_given(norm, args, kwargs))
+        return lambda layer, args, kwargs: take(norm, *given(norm, args, kwargs))
 
     return hooked(before=[(norm.layer, show(norm)) for norm in norms])
 
 
 @contextmanager
-def _own_statistics_back(norms: Sequence[Norm]) -> Iterator[None]:
+def own_statistics_back(norms: Sequence[Norm]) -> Iterator[None]:
     """Give the norms their own buffers back at the end of the block."""
     own = [(norm.layer, dict(norm.layer._buffers)) for norm in norms]
     try:
@@ -165,7 +163,7 @@ def _own_statistics_back(norms: Sequence[Norm]) -> Iterator[None]:
             layer._buffers.update(buffers)
 
 
-def _given(norm: Norm, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+def given(norm: Norm, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
     """A layer's input, and its mask as it broadcasts against that."""
     x = args[0] if args else kwargs.get("input", kwargs.get("x"))
     features = feature_shape(norm.layer)
@@ -188,11 +186,15 @@ def feature_shape(layer: nn.Module) -> torch.Size:
     return stored.shape
 
 
-def _moments(norm: Norm, x: Tensor, mask: Tensor | None) -> tuple[Moments, int]:
+def batch_moments(norm: Norm, x: Tensor, mask: Tensor | None) -> tuple[Moments, int]:
+    """The moments that a norm takes of its input, over all ranks if they are synchronized, and of how many examples."""
     batch, examples = moments_of(x, feature_shape(norm.layer), mask), x.shape[0]
     group = group_of(norm)
-    if group is not ALONE:
-        batch, examples = over_ranks(batch, examples, group)
+    return (batch, examples) if group is ALONE else over_ranks(batch, examples, group)
+
+
+def _finite_moments(norm: Norm, x: Tensor, mask: Tensor | None) -> tuple[Moments, int]:
+    batch, examples = batch_moments(norm, x, mask)
     good = batch.mean.isfinite() & batch.var.isfinite()
     if not good.all():
         bad = (~good).flatten().nonzero().flatten().tolist()
@@ -214,7 +216,7 @@ def _check_enough(norm: Norm, batch: tuple[Moments, int], x: Tensor) -> None:
         )
 
 
-def _as_if_stored(layer: nn.Module, batch: Moments) -> None:
+def as_if_stored(layer: nn.Module, batch: Moments) -> None:
     """Put a batch's statistics where the layer, which is in evaluation, looks for its stored ones."""
     for name, value in (("running_mean", batch.mean), ("running_var", batch.var)):
         stored = layer._buffers.get(name)

@@ -1,0 +1,157 @@
+"""What a norm stores, and what the batches gave it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normkit.moments import Moments
+from normkit.surgery.norms import STATISTICS, Norm
+
+# Channels whose variance is this part of a layer's median variance, or less, are dead: what they store is compared with
+# nothing, because a distance in their own standard deviations means nothing.
+_DEAD = 1e-3
+_FARTHEST = 3.0  # standard deviations by which one channel counts at most, so that none speaks for its whole layer
+
+
+class Call(NamedTuple):
+    """One call of a norm across examples, on one of the batches.
+
+    Attributes:
+        batch: the number of the batch.
+        position: how many calls of this layer came before it in the same forward.
+        shape: of its input.
+        examples: how many the statistics are taken over, on all ranks if they are synchronized.
+        moments: mean and biased variance per channel, in double precision, on the CPU.
+        scatter: per channel, the sum of squares of the examples' own means about the mean of the batch.
+    """
+
+    batch: int
+    position: int
+    shape: tuple[int, ...]
+    examples: int
+    moments: Moments
+    scatter: Tensor
+
+    @property
+    def values(self) -> int:
+        """Values per channel; where channels differ, of the one with the fewest."""
+        count = self.moments.count
+        return int(count.min()) if isinstance(count, Tensor) else int(count)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether there is no NaN and no infinity in it."""
+        return bool(self.moments.mean.isfinite().all() and self.moments.var.isfinite().all())
+
+
+@dataclass
+class LayerStatistics:
+    """A norm whose statistics are taken across examples: what it stores, and what the batches gave it.
+
+    Attributes:
+        norm: the layer.
+        stored: what it normalizes with in evaluation, in double precision; None if it stores nothing.
+        tracked: how many batches have updated that, as it counts them itself; None if it does not count.
+        calls: with the statistics of each batch in all norms, everything else as in evaluation.
+        training: pooled moments of what it is given in training mode, dropout included; None if that is not known.
+    """
+
+    norm: Norm
+    stored: Moments | None
+    tracked: int | None
+    calls: list[Call] = field(default_factory=list)
+    training: Moments | None = None
+
+    @classmethod
+    def of(cls, norm: Norm) -> LayerStatistics:
+        """Read what a layer stores now."""
+        mean, var, counted = (getattr(norm.layer, name, None) for name in STATISTICS)
+        stored = None
+        if isinstance(mean, Tensor) and isinstance(var, Tensor):
+            stored = Moments(plain(mean), plain(var), 0)
+        return cls(norm, stored, int(counted) if isinstance(counted, Tensor) else None)
+
+    @property
+    def finite_calls(self) -> list[Call]:
+        """The calls with finite input of more than one value."""
+        return [call for call in self.calls if call.is_finite and call.values > 1]
+
+    @cached_property
+    def data(self) -> Moments | None:
+        """Mean and biased variance over all values of all batches; None if there are too few."""
+        calls = self.finite_calls
+        return reduce(Moments.merge, [call.moments for call in calls]) if calls else None
+
+    @cached_property
+    def is_untrained(self) -> bool:
+        """Whether what it stores are the values that a new layer has."""
+        if self.stored is None:
+            return False
+        return bool((self.stored.mean == 0).all() and (self.stored.var == 1).all())
+
+    @cached_property
+    def noise(self) -> float | None:
+        """The standard error of a batch's mean, in standard deviations: the root mean square over channels.
+
+        From how far the means of single examples scatter, so that it holds for few batches, and counts the positions of
+        one example for no more than they tell. None if there are fewer than two examples.
+        """
+        calls, data = self.finite_calls, self.data
+        if data is None:
+            return None
+        degrees = sum(call.examples - 1 for call in calls)
+        if degrees > 0:
+            scatter = sum((call.scatter for call in calls), torch.zeros_like(data.mean)) / degrees
+        elif len(calls) > 1:
+            scatter = torch.stack([call.moments.mean for call in calls]).var(0)
+        else:
+            return None
+        size = sum(call.examples for call in calls) / len(calls)
+        alive = self._alive(data)
+        return (scatter[alive] / size / data.var[alive]).mean().sqrt().item() if alive.any() else None
+
+    @cached_property
+    def distance(self) -> float | None:
+        """How far what is stored is from the data, in the data's standard deviations, beyond the noise of the data.
+
+        The larger of that of the means and of the standard deviations, each as a root mean square over channels. What
+        is stored may be that of the data without dropout or with it: the nearer counts.
+        """
+        known = [moments for moments in (self.data, self.training) if moments is not None]
+        found = [distance for moments in known if (distance := self.distance_from(moments)) is not None]
+        return min(found, default=None)
+
+    def distance_from(self, data: Moments) -> float | None:
+        """The distance of what is stored from given moments."""
+        if self.stored is None or not (self.stored.mean.isfinite().all() and (self.stored.var >= 0).all()):
+            return None
+        alive = self._alive(data)
+        if not alive.any():
+            return None
+        std, own = self._std(data)[alive], self._std(self.stored)[alive]
+        of_mean = _rms((self.stored.mean - data.mean)[alive] / std)
+        noise = (self.noise or 0.0) / max(len(self.finite_calls), 1) ** 0.5
+        return max(max(of_mean**2 - noise**2, 0.0) ** 0.5, _rms(own / std - 1))
+
+    def _std(self, moments: Moments) -> Tensor:
+        return (moments.var + (self.norm.spec.eps or 0.0)).sqrt()
+
+    def _alive(self, data: Moments) -> Tensor:
+        floor = max(
+            _DEAD * data.var.median().item(), (self.norm.spec.eps or 0.0) * _DEAD, torch.finfo(torch.double).tiny
+        )
+        return data.var > floor
+
+
+def plain(statistic: Tensor) -> Tensor:
+    """A copy of one statistic per channel, flat, in double precision, on the CPU."""
+    return statistic.detach().cpu().double().flatten()
+
+
+def _rms(distances: Tensor) -> float:
+    return distances.clamp(-_FARTHEST, _FARTHEST).square().mean().sqrt().item()

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from normkit.doctor.evidence import Evidence
+from normkit.doctor.rule import found, rule
+from normkit.finding import Finding
+
+
+@rule("NK403", "broadcast-hazard", severity="error")
+def broadcast_hazard(evidence: Evidence) -> Iterator[Finding]:
+    """Buffers are broadcast between the forwards of one backward.
+
+    Why it hurts: DistributedDataParallel overwrites the buffers of every rank at the beginning of each forward. If two
+    forwards come before one backward, autograd finds the buffers of the first changed ("modified by an inplace
+    operation"), or the second forward runs with other statistics than the first.
+
+    Evidence and threshold: the model is wrapped with `broadcast_buffers=True`, a norm with running statistics is in
+    training mode, and one batch runs the whole model several times.
+
+    Not a fault when: the forwards are followed by a backward each.
+
+    Remedy: `broadcast_buffers=False`, with SyncBatchNorm, or one forward over the concatenated inputs.
+    """
+    model = evidence.model
+    if not isinstance(model, nn.parallel.DistributedDataParallel) or not model.broadcast_buffers:
+        return
+    stored = [(norm, known) for norm, known in evidence.stored if evidence.modes[norm.name]]
+    forwards = min((1 + max(call.position for call in known.calls) for _, known in stored if known.calls), default=1)
+    if forwards < 2:
+        return
+    for norm, _ in stored:
+        yield found(
+            broadcast_hazard,
+            norm.name,
+            f"{forwards} forwards of one batch, each of which first overwrites its running statistics with rank 0's.",
+            "DistributedDataParallel(model, broadcast_buffers=False), or one forward over torch.cat of the inputs.",
+            forwards=forwards,
+        )
