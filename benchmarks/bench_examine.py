@@ -12,6 +12,8 @@ import normkit as nk
 
 
 class Bottleneck(nn.Module):
+    """A residual block of ResNet-50."""
+
     def __init__(self, inputs, width, stride):
         super().__init__()
         self.body = nn.Sequential(
@@ -25,11 +27,14 @@ class Bottleneck(nn.Module):
             nn.BatchNorm2d(4 * width),
         )
         same = inputs == 4 * width and stride == 1
-        self.skip = nn.Identity() if same else nn.Sequential(
-            nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
+        self.skip = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
         )
 
     def forward(self, x):
+        """Add what the body makes of the input to the input."""
         return F.relu(self.body(x) + self.skip(x))
 
 

@@ -68,7 +68,9 @@ def main():
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--batch", type=int, default=16)
     args = parser.parse_args()
-    known = [a for a in ARCHITECTURES if importlib.util.find_spec(a.package) and (not args.names or a.name in args.names)]
+    known = [
+        a for a in ARCHITECTURES if importlib.util.find_spec(a.package) and (not args.names or a.name in args.names)
+    ]
     unwell = 0
     for architecture in known:
         torch.manual_seed(1)
@@ -82,7 +84,10 @@ def main():
             unwell += not found.ok
             seconds, notes = found.evidence["seconds"], len(found.findings) - len(bad)
             mode_name = "training" if mode else "evaluation"
-            print(f"{architecture.name}, {mode_name}: {len(bad)} bad, {notes} info; {took:.0f} s, {seconds:.1f} s", flush=True)
+            print(
+                f"{architecture.name}, {mode_name}: {len(bad)} bad, {notes} info; {took:.0f} s, {seconds:.1f} s",
+                flush=True,
+            )
             for one in bad:
                 print(f"    {one.severity} {one}", flush=True)
     sys.exit(bool(unwell))

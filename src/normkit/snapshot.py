@@ -15,7 +15,6 @@ from torch.nn.parameter import is_lazy
 
 from normkit.named_layers import named_layers
 
-
 _REFILLED = dict | list | set | deque
 
 

@@ -119,7 +119,9 @@ def test_row_3_evaluation_depends_on_the_batch(wiring):
 @pytest.mark.parametrize("pooled", [True, False])
 def test_row_4_the_last_batch_has_one_example(pooled):
     if pooled:
-        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 4))
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 4)
+        )
     else:
         model = plain()
     train(model, data())
@@ -197,7 +199,10 @@ def test_row_20_padding_is_counted(recurrent):
     class Sequences(nn.Module):
         def __init__(self):
             super().__init__()
-            self.conv, self.norm = nn.Conv1d(6, 8, 1 if recurrent else 3, padding=0 if recurrent else 1), nn.BatchNorm1d(8)
+            self.conv, self.norm = (
+                nn.Conv1d(6, 8, 1 if recurrent else 3, padding=0 if recurrent else 1),
+                nn.BatchNorm1d(8),
+            )
             self.rest = nn.GRU(8, 8, batch_first=True) if recurrent else None
             self.head = nn.Linear(8, 4)
 
@@ -221,7 +226,9 @@ def test_row_21_real_and_fake_batches(wiring):
     model = wiring()
     train(model, both)
     assert NORMS[wiring][0] in examined(model, both[:8], "NK108")
-    halves = [(torch.cat([a[0][:8], b[0][:8]]), torch.cat([a[1][:8], b[1][:8]])) for a, b in zip(real, fake, strict=True)]
+    halves = [
+        (torch.cat([a[0][:8], b[0][:8]]), torch.cat([a[1][:8], b[1][:8]])) for a, b in zip(real, fake, strict=True)
+    ]
     assert examined(model, halves, "NK108") == {}
 
 

@@ -100,7 +100,10 @@ DEPENDENT = {
     ),
     "a functional norm in a block": (
         lambda: nn.Sequential(
-            conv(bias=False), Net(lambda m, x: F.batch_norm(x, None, None, training=True)), nn.Flatten(), nn.Linear(384, 2)
+            conv(bias=False),
+            Net(lambda m, x: F.batch_norm(x, None, None, training=True)),
+            nn.Flatten(),
+            nn.Linear(384, 2),
         ),
         {"1"},
     ),

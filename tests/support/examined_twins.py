@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -219,7 +221,9 @@ def _():
 def _():
     def traced(training):
         model = settled(cnn(), images()).train(training)
-        graph = torch.jit.trace(model, images()[0][0], check_trace=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of its own checks of sizes
+            graph = torch.jit.trace(model, images()[0][0], check_trace=False)
         return Case(graph, images(), {"4", "1"})
 
     return traced(True), traced(False)
@@ -235,5 +239,3 @@ def _():
         return Case(settled(model.bfloat16(), batches).eval(), batches, {"1"})
 
     return offset(3000.0), offset(0.1)
-
-

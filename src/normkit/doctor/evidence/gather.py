@@ -101,7 +101,7 @@ def _in_training(evidence: Evidence) -> None:
 
 
 def _judged(evidence: Evidence, refusal: Refusal) -> Refusal:
-    """torch's GroupNorm says of one value the same as its BatchNorm; which it was, the layer shows."""
+    """Torch's GroupNorm says of one value the same as its BatchNorm; which it was, the layer shows."""
     norm = evidence.by_name.get(refusal.layer)
     return refusal if norm is None or "N" in norm.spec.over else refusal._replace(is_within=True)
 
@@ -126,5 +126,3 @@ def _share_out(evidence: Evidence, evaluation: _Readings) -> None:
         evidence.population,
         lambda name: statistics[name].distance or 0.0,
     )
-
-

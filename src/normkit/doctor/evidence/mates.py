@@ -61,7 +61,9 @@ def _calls(model: nn.Module, batch: Any, forward: Forward | None, size: int) -> 
         entered.append(_first(tensors_in((args, kwargs)), size))
 
     def leave(name: str) -> AfterForward:
-        return lambda layer, args, kwargs, output: done.append(_Seen(name, entered.pop(), _first(tensors_in(output), size)))
+        return lambda layer, args, kwargs, output: done.append(
+            _Seen(name, entered.pop(), _first(tensors_in(output), size))
+        )
 
     layers = list(named_layers(model))
     before: Sequence[tuple[nn.Module, BeforeForward]] = [(layer, enter) for _, layer in layers]

@@ -70,9 +70,10 @@ class LayerStatistics:
     @classmethod
     def of(cls, norm: Norm) -> LayerStatistics:
         """Read what a layer stores now."""
-        stored, counted = stored_moments(norm.layer), getattr(norm.layer, "num_batches_tracked", None)
-        if stored is not None:
-            stored = Moments(stored.mean.detach().cpu().double(), stored.var.detach().cpu().double(), 0)
+        mean, var, counted = (getattr(norm.layer, name, None) for name in STATISTICS)
+        stored = None
+        if isinstance(mean, Tensor) and isinstance(var, Tensor):
+            stored = Moments(plain(mean), plain(var), 0)
         return cls(norm, stored, int(counted) if isinstance(counted, Tensor) else None)
 
     @property
@@ -141,7 +142,9 @@ class LayerStatistics:
         return (moments.var + (self.norm.spec.eps or 0.0)).sqrt()
 
     def _alive(self, data: Moments) -> Tensor:
-        floor = max(_DEAD * data.var.median().item(), (self.norm.spec.eps or 0.0) * _DEAD, torch.finfo(torch.double).tiny)
+        floor = max(
+            _DEAD * data.var.median().item(), (self.norm.spec.eps or 0.0) * _DEAD, torch.finfo(torch.double).tiny
+        )
         return data.var > floor
 
 

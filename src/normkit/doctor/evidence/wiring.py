@@ -55,7 +55,9 @@ def _norm_after(flow: Flow, product: Product, removes: Callable[[Event], bool]) 
         leaving = branches(flow, [product.output], product.events)
         if not leaving.readers or any(event.operator in PADS for event in leaving.events):
             return None
-        is_removed = all(removes(event) and _is_constant_for(event, product, leaving.events) for event in leaving.readers)
+        is_removed = all(
+            removes(event) and _is_constant_for(event, product, leaving.events) for event in leaving.readers
+        )
     except Skip:
         return None
     return owner_of(leaving.readers[0]) if is_removed else None

@@ -28,7 +28,9 @@ def decayed_affine(evidence: Evidence) -> Iterator[Finding]:
         own = norm.layer._parameters if norm.spec.has_gamma else {}
         decayed = {name: decay[id(p)] for name, p in own.items() if p is not None and decay.get(id(p), 0)}
         if decayed:
-            which = " and ".join("gamma" if name == "weight" else "beta" if name == "bias" else name for name in decayed)
+            which = " and ".join(
+                "gamma" if name == "weight" else "beta" if name == "bias" else name for name in decayed
+            )
             yield found(
                 decayed_affine,
                 norm.name,

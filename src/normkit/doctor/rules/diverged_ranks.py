@@ -37,7 +37,9 @@ def diverged_ranks(evidence: Evidence) -> Iterator[Finding]:
         return
     stored = [(norm, known.stored) for norm, known in evidence.stored if known.stored is not None]
     device = device_of(evidence.model)
-    packed = torch.cat([torch.zeros(1, dtype=torch.double), *(torch.cat([s.mean, s.var]) for _, s in stored)]).to(device)
+    packed = torch.cat([torch.zeros(1, dtype=torch.double), *(torch.cat([s.mean, s.var]) for _, s in stored)]).to(
+        device
+    )
     every = [torch.empty_like(packed) for _ in range(world_size())]
     distributed.all_gather(every, packed)
     ranks = torch.stack(every).cpu()[:, 1:]

@@ -12,7 +12,7 @@ _REMEDY = "DataLoader(..., drop_last=True), another batch size, or nk.convert(mo
 
 @rule("NK107", "single-value-batch", severity="error")
 def single_value_batch(evidence: Evidence) -> Iterator[Finding]:
-    """This loader will hand a layer one value per channel: a last batch of one, or maps of 1x1.
+    """The loader will hand a layer one value per channel: a last batch of one, or maps of 1x1.
 
     Why it hurts: one value has no variance. torch raises "Expected more than 1 value per channel when training", often
     only at the end of the first epoch; where nothing is raised, the output is the layer's beta whatever its input is.

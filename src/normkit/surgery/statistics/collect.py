@@ -143,9 +143,7 @@ def _running(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def showing(
-    norms: Sequence[Norm], take: Callable[[Norm, Tensor, Tensor | None], None]
-) -> AbstractContextManager[None]:
+def showing(norms: Sequence[Norm], take: Callable[[Norm, Tensor, Tensor | None], None]) -> AbstractContextManager[None]:
     """Call `take` with the input and mask of each norm, after all hooks that may change them."""
 
     def show(norm: Norm) -> BeforeForward:
