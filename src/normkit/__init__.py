@@ -23,7 +23,7 @@ from normkit.spec import NormSpec, describe
 if TYPE_CHECKING:
     __version__: str
 
-    from normkit.doctor import Diagnosis, examine
+    from normkit.doctor import Diagnosis, Ledger, examine, watch
     from normkit.instruments import Recorder, attach, probes
     from normkit.surgery.check_export import ExportCheck, check_export
     from normkit.surgery.checkpoint import load, save
@@ -48,6 +48,7 @@ __all__ = [
     "DtypeError",
     "ExportCheck",
     "Finding",
+    "Ledger",
     "MismatchError",
     "Moments",
     "NonFiniteError",
@@ -79,6 +80,7 @@ __all__ = [
     "save",
     "scale_shift",
     "unfreeze",
+    "watch",
 ]
 __all__ += layers.__all__
 
@@ -93,7 +95,7 @@ def __getattr__(name: str) -> object:
         from normkit import instruments
 
         return getattr(instruments, name)
-    if name in ("Diagnosis", "examine"):
+    if name in ("Diagnosis", "Ledger", "examine", "watch"):
         from normkit import doctor
 
         return getattr(doctor, name)
