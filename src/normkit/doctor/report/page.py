@@ -78,7 +78,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
         has_shares=bool(shares_of(evidence)),
         legend=legend(),
         groups=[_group_view(group, shares_of(evidence)) for group in groups(findings)],
-        drawn=drawn[:MOST_LAYERS],
+        statistics=drawn[:MOST_LAYERS],
         folded=drawn[MOST_LAYERS:],
         ids={view.cell.id for view in drawn},
     )
