@@ -83,7 +83,7 @@ def test_three_norms_of_which_one_stores_nothing(tmp_path):
     assert len(page.of("section", class_="layer")) == 2
     assert [e["title"] for e in page.of("span", class_="cell heat0")] == ["norm, LayerNorm"]
     text = page.of("main")[0]["text"]
-    assert "There is no gap to share out" in text
+    assert "No layer was found to cause a part of a gap" in text
     assert "1 not drawn" in text
 
 

@@ -36,6 +36,7 @@ class GroupView(NamedTuple):
 
     group: Group
     findings: list[FindingView]
+    has_shares: bool
     page: list[Section]
 
 
@@ -113,7 +114,8 @@ def _size(value: Any) -> float:
 def _group_view(group: Group, shares: Mapping[str, float]) -> GroupView:
     rule = RULES.get(group.code)
     page = [] if rule is None else sections(rule)
-    return GroupView(group, [_finding_view(finding, shares) for finding in group.findings], page)
+    views = [_finding_view(finding, shares) for finding in group.findings]
+    return GroupView(group, views, any(view.share for view in views), page)
 
 
 def _finding_view(finding: Finding, shares: Mapping[str, float]) -> FindingView:
