@@ -19,7 +19,7 @@ ORDER = [
     ["functional"],
     ["layers"],
     ["spec", "environment"],
-    ["snapshot", "batches", "hooks"],
+    ["snapshot", "batches", "hooks", "frameworks"],
     ["figures"],
     ["surgery"],
     ["doctor", "instruments"],

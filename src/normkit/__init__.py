@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from normkit.doctor.diagnosis import Diagnosis
     from normkit.doctor.examine import examine
+    from normkit.doctor.ledger import Ledger
+    from normkit.doctor.watch import watch
     from normkit.instruments import Recorder, attach, probes
     from normkit.surgery.check_export import ExportCheck, check_export
     from normkit.surgery.checkpoint import load, save
@@ -48,6 +50,7 @@ __all__ = [
     "DtypeError",
     "ExportCheck",
     "Finding",
+    "Ledger",
     "MismatchError",
     "Moments",
     "NonFiniteError",
@@ -78,6 +81,7 @@ __all__ = [
     "save",
     "scale_shift",
     "unfreeze",
+    "watch",
 ]
 __all__ += layers.__all__
 
@@ -92,7 +96,7 @@ def __getattr__(name: str) -> object:
         from normkit import instruments
 
         return getattr(instruments, name)
-    if name in ("Diagnosis", "examine"):
+    if name in ("Diagnosis", "Ledger", "examine", "watch"):
         from normkit import doctor
 
         return getattr(doctor, name)

@@ -1,6 +1,6 @@
 import pytest
 
-from normkit.doctor.report.text import MOST_LAYERS, plain_text
+from normkit.doctor.report.text import MOST_LAYERS, findings_text, plain_text
 from support import diagnoses
 
 
@@ -71,3 +71,10 @@ def test_shares_are_those_of_statistics_alone():
     (of_statistics,), (of_eps,) = rows(text, "NK101"), rows(text, "NK105")
     assert "40%" in of_statistics
     assert "%" not in of_eps
+
+
+def test_a_ledger_s_findings_have_the_same_table():
+    stray = diagnoses.finding("NK204", "stray-update", "error", "bn", file="train.py", line=7)
+    text = findings_text([stray], "8 steps, 2 layers with statistics")
+    assert text.startswith("1 error in 8 steps, 2 layers with statistics\n")
+    assert " error      NK204   bn " in text

@@ -1,0 +1,6 @@
+"""The ledger that `watch` keeps of a run."""
+
+from normkit.doctor.ledger.account import Entry
+from normkit.doctor.ledger.ledger import Ledger
+
+__all__ = ["Entry", "Ledger"]
