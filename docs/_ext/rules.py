@@ -1,7 +1,7 @@
 """The directives `rule`, the page of one of the doctor's rules, and `rules`, a table of all of them.
 
-    ```{rule} NK101
-    ```
+```{rule} NK101
+```
 """
 
 from __future__ import annotations

@@ -34,28 +34,31 @@ class Net(nn.Module):
 
 
 torch.manual_seed(0)
-images, labels = 3 * torch.randn(96, 3, 10, 10) + 2, torch.arange(96) % 4
-batches = list(zip(images.split(32), labels.split(32)))
-named = [{"pixels": image, "labels": label} for image, label in batches]
-spent = iter(batches)
-list(spent)
+images = 3 * torch.randn(96, 3, 10, 10) + 2
 
 
 def fitted():
-    # With the statistics of these batches, as if trained for long.
+    # With the statistics of these images, as if trained for long.
     torch.manual_seed(0)
     model = Net()
     for bn in (model.body[1], model.body[4]):
         bn.momentum = None
     with torch.no_grad():
-        for x, _ in 4 * batches:
+        for x in images.split(32):
             model(x)
+        model.body[-1].weight.mul_(20)
     for bn in (model.body[1], model.body[4]):
         bn.momentum = 0.1
+        bn.num_batches_tracked.fill_(1000)
     return model.eval()
 
 
 healthy, spoiled = fitted(), fitted()
+labels = healthy(images).argmax(1)  # which the healthy one gets right, and the spoiled one does not
+batches = list(zip(images.split(32), labels.split(32)))
+named = [{"pixels": image, "labels": label} for image, label in batches]
+spent = iter(batches)
+list(spent)
 spoiled.body[4].running_mean += 5 * spoiled.body[4].running_var.sqrt()
 spoiled.body[4].running_var *= 9
 
@@ -133,7 +136,7 @@ def test_the_report_in_sarif_stands_at_the_model_s_class(capsys):
     assert SOURCE.splitlines()[where["region"]["startLine"] - 1].startswith("class Net")
 
 
-@pytest.mark.parametrize("target", ["examinednet:net", "examinednet.py:net"])
+@pytest.mark.parametrize("target", ["examinednet:net", pytest.param("examinednet.py:net", marks=pytest.mark.deep)])
 def test_a_model_without_a_class_of_its_own_stands_in_the_file_of_its_target(capsys, target):
     given = ["--batches", "examinednet:batches", "--select", "NK101", "--format", "sarif"]
     code, out, _ = command(capsys, target, *given)
@@ -171,6 +174,7 @@ def test_settings_are_those_of_pyproject_but_for_the_command_line(capsys, here):
     assert code == 0
 
 
+@pytest.mark.deep
 def test_a_severity_fails(capsys, here):
     found = json.loads(run(capsys, "spoiled", "--select", "NK102", "--format", "json")[1])["findings"]
     assert {each["severity"] for each in found} <= {"error", "warning"}
@@ -193,18 +197,21 @@ def test_the_model_is_mended_and_written(capsys, here):
     assert code == 0, out
 
 
+@pytest.mark.deep
 def test_a_cure_is_shown_below_the_findings(capsys):
     _, out, _ = run(capsys, "spoiled", "--cure", "mended.safetensors")
     assert out.index("What to do") < out.index("loss in evaluation, remedy by remedy:")
     assert "changed 2, skipped" in out
 
 
+@pytest.mark.deep
 def test_a_loss_may_be_a_class_and_a_forward_one_s_own(capsys):
     assert run(capsys, "spoiled", loss="torch.nn:CrossEntropyLoss")[0] == 1
     options = ["--forward", "examinednet:forward"]
     assert run(capsys, "spoiled", *options, batches="named", loss=None)[0] == 1
 
 
+@pytest.mark.deep
 def test_the_model_is_left_in_its_modes(capsys):
     run(capsys, "spoiled")
     assert not any(module.training for module in sys.modules["examinednet"].spoiled.modules())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from torch import nn
 
 from normkit.cli.doctor_tables import print_rules, rules_document
 from normkit.cli.model_command import fill, in_words, say
@@ -73,8 +74,7 @@ def doctor(
         model = find_model(target)
         if checkpoint is not None:
             fill(model, checkpoint, strict)
-        functions = (None if each is None else find_function(each) for each in (loss, optimizer, forward))
-        diagnosis = _examined(model, find_batches(batches), *functions, settings)
+        diagnosis = _examined(model, batches, loss, optimizer, forward, settings)
         mended = None if cure is None else _mended(diagnosis, cure)
     _report(diagnosis, mended, target, format, out)
     if settings.fails(diagnosis.findings):
@@ -116,15 +116,19 @@ def _settings(select: str | None, ignore: str | None, fail_on: Any) -> Settings:
     return replace(find_settings(Path.cwd()), **{key: value for key, value in said.items() if value is not None})
 
 
-def _examined(model: Any, batches: Any, loss: Any, optimizer: Any, forward: Any, settings: Settings) -> Diagnosis:
+def _examined(
+    model: nn.Module, batches: str, loss: str | None, optimizer: str | None, forward: str | None, settings: Settings
+) -> Diagnosis:
+    """Examine a model with what these targets are."""
     from normkit.doctor import examine
 
+    judge = None if loss is None else find_function(loss)
     diagnosis = examine(
         model,
-        batches,
-        loss() if isinstance(loss, type) else loss,  # torch.nn:CrossEntropyLoss is a class
-        None if optimizer is None else optimizer(model),
-        forward,
+        find_batches(batches),
+        judge() if isinstance(judge, type) else judge,  # torch.nn:CrossEntropyLoss is a class
+        None if optimizer is None else find_function(optimizer)(model),
+        None if forward is None else find_function(forward),
         select=settings.select,
         ignore=settings.ignore,
     )

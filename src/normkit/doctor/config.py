@@ -1,12 +1,12 @@
 """Settings in `pyproject.toml`, under [tool.normkit.doctor]: which rules count, and from which severity on.
 
-    [tool.normkit.doctor]
-    select = ["NK1", "NK201"]
-    ignore = ["noisy-statistics"]
-    fail-on = "error"
+[tool.normkit.doctor]
+select = ["NK1", "NK201"]
+ignore = ["noisy-statistics"]
+fail-on = "error"
 
-    [tool.normkit.doctor.per-layer-ignores]
-    "backbone.*" = ["NK203"]
+[tool.normkit.doctor.per-layer-ignores]
+"backbone.*" = ["NK203"]
 """
 
 from __future__ import annotations

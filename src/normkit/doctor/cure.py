@@ -198,8 +198,9 @@ def _momentum_turned(model: nn.Module, found: Sequence[Finding], patient: Patien
     for name, layer in _layers_of(model, found):
         momentum: Any = getattr(layer, "momentum", None)
         if isinstance(momentum, float) and 0.5 < momentum < 1:
-            layer.momentum = float(f"{1 - momentum:.6g}")
-            changes.append(Change(name, f"momentum {momentum:g} to {layer.momentum:g}", "it weights the new value"))
+            turned = float(f"{1 - momentum:.6g}")
+            vars(layer)["momentum"] = turned
+            changes.append(Change(name, f"momentum {momentum:g} to {turned:g}", "it weights the new value"))
     return changes
 
 
@@ -222,8 +223,8 @@ def _layers_of(model: nn.Module, found: Sequence[Finding]) -> Iterator[tuple[str
             yield name, layers[name]
 
 
-# In this order: a freeze keeps the statistics that were put right before it. A momentum of 0.9 has left those of the last
-# batch, so that they are taken again, too.
+# In this order: a freeze keeps the statistics that were put right before it. A momentum of 0.9 has left those of the
+# last batch, so that they are taken again, too.
 REMEDIES = (
     Remedy(("NK101", "NK102", "NK103", "NK104"), "statistics taken from the batches again", _recalibrated),
     Remedy(("NK104",), "momentum turned round", _momentum_turned),

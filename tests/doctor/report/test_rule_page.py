@@ -30,7 +30,7 @@ RULE = Rule("NK901", "made-up", "error", frozenset({"examine", "watch"}), "Summa
 def printed(rule, width=80):
     screen = io.StringIO()
     Console(file=screen, width=width, color_system=None).print(terminal_page(rule))
-    return screen.getvalue()
+    return "\n".join(map(str.rstrip, screen.getvalue().splitlines()))
 
 
 def test_a_page_has_its_parts():

@@ -1,6 +1,6 @@
 import pytest
 
-from normkit.doctor.report.text import MOST_LAYERS, plain_text
+from normkit.doctor.report.text import MOST_LAYERS, findings_text, plain_text
 from support import diagnoses
 
 
@@ -18,7 +18,7 @@ def test_it_says_how_much_was_found_and_what_it_costs():
 def test_rows_stand_in_the_order_of_the_findings_with_layer_and_share():
     made = diagnoses.spoiled()
     lines = str(made).splitlines()
-    found = [line for line in lines if line.startswith(("error", "warning", "info"))]
+    found = [line for line in lines if line.startswith((" error", " warning", " info"))]
     assert [line.split()[:3] for line in found] == [[f.severity, f.code, f.layer] for f in made.findings]
     assert [line.split()[3] for line in found[:2]] == ["90%", "7%"]
     assert "stale-statistics" in found[0]
@@ -32,7 +32,7 @@ def test_every_remedy_stands_once():
 
 def test_a_fault_of_all_layers_is_cut_short():
     text = str(diagnoses.everywhere(40))
-    assert len([line for line in text.splitlines() if line.startswith("error")]) == MOST_LAYERS
+    assert len([line for line in text.splitlines() if line.startswith(" error")]) == MOST_LAYERS
     assert f"NK102 stale-statistics: {40 - MOST_LAYERS} more." in text
 
 
@@ -71,3 +71,10 @@ def test_shares_are_those_of_statistics_alone():
     (of_statistics,), (of_eps,) = rows(text, "NK101"), rows(text, "NK105")
     assert "40%" in of_statistics
     assert "%" not in of_eps
+
+
+def test_a_ledger_s_findings_have_the_same_table():
+    stray = diagnoses.finding("NK204", "stray-update", "error", "bn", file="train.py", line=7)
+    text = findings_text([stray], "8 steps, 2 layers with statistics")
+    assert text.startswith("1 error in 8 steps, 2 layers with statistics\n")
+    assert " error      NK204   bn " in text

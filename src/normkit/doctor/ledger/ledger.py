@@ -111,6 +111,17 @@ class Ledger:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def to_sarif(self) -> str:
+        """The findings as SARIF 2.1.0, which GitHub shows on the lines that wrote the statistics."""
+        from normkit.doctor.report.sarif import place_of, sarif_text
+
+        return sarif_text(self.findings, place_of(self.model))
+
+    def __str__(self) -> str:
+        from normkit.doctor.report.text import findings_text
+
+        return findings_text(self.findings, f"{self.steps} steps, {len(self.accounts)} layers with statistics")
+
     def __repr__(self) -> str:
         count = sum(entry.count for entry in self.writes)
         return f"Ledger({count} writes to {len(self.accounts)} layers in {self.steps} steps)"

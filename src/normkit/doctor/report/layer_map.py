@@ -24,7 +24,7 @@ class LayerCell(NamedTuple):
         name: in the model.
         label: the part of the name that is not that of its row.
         kind: its class.
-        share: its part of the gap, as text; empty if not known.
+        share: its part of the gap, as text; empty if it is not known or too small to be colored.
         heat: 0 to 4, by its share.
         severity: of its worst finding; None if there is none.
         codes: those of its findings.
@@ -80,7 +80,7 @@ def _cell(number: int, layer: Mapping[str, Any], title: str, found: Sequence[Fin
         name=display_name(name),
         label=name[len(title) :].lstrip(".") or display_name(name),
         kind=layer.get("class", ""),
-        share=share_text(share),
+        share=share_text(share) if heat(share) else "",
         heat=heat(share),
         severity=worst(finding.severity for finding in found) if found else None,
         codes=list(dict.fromkeys(finding.code for finding in found)),

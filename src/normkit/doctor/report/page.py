@@ -36,6 +36,7 @@ class GroupView(NamedTuple):
 
     group: Group
     findings: list[FindingView]
+    has_shares: bool
     page: list[Section]
 
 
@@ -78,7 +79,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
         has_shares=bool(shares_of(evidence)),
         legend=legend(),
         groups=[_group_view(group, shares_of(evidence)) for group in groups(findings)],
-        drawn=drawn[:MOST_LAYERS],
+        statistics=drawn[:MOST_LAYERS],
         folded=drawn[MOST_LAYERS:],
         ids={view.cell.id for view in drawn},
     )
@@ -113,7 +114,8 @@ def _size(value: Any) -> float:
 def _group_view(group: Group, shares: Mapping[str, float]) -> GroupView:
     rule = RULES.get(group.code)
     page = [] if rule is None else sections(rule)
-    return GroupView(group, [_finding_view(finding, shares) for finding in group.findings], page)
+    views = [_finding_view(finding, shares) for finding in group.findings]
+    return GroupView(group, views, any(view.share for view in views), page)
 
 
 def _finding_view(finding: Finding, shares: Mapping[str, float]) -> FindingView:

@@ -27,18 +27,27 @@ _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "
 
 def plain_text(diagnosis: Diagnosis, width: int = WIDTH) -> str:
     """The report without colors."""
-    screen = io.StringIO()
-    Console(file=screen, width=width, color_system=None, highlight=False).print(terminal_report(diagnosis))
-    return "\n".join(line.rstrip() for line in screen.getvalue().splitlines())
+    return _printed(terminal_report(diagnosis), width)
+
+
+def findings_text(findings: Sequence[Finding], looked_at: str, width: int = WIDTH) -> str:
+    """The same of findings alone, such as those of a ledger; `looked_at` says what they are about."""
+    return _printed(Group(*_parts(findings, looked_at, {})), width)
 
 
 def terminal_report(diagnosis: Diagnosis) -> RenderableType:
     """Return the report for rich to print."""
-    return Group(*_parts(diagnosis.findings, diagnosis.evidence))
+    return Group(*_parts(diagnosis.findings, facts(diagnosis.evidence), diagnosis.evidence))
 
 
-def _parts(findings: Sequence[Finding], evidence: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield Text(f"{headline(findings)} in {facts(evidence)}".capitalize(), style="bold")
+def _printed(report: RenderableType, width: int) -> str:
+    screen = io.StringIO()
+    Console(file=screen, width=width, color_system=None, highlight=False).print(report)
+    return "\n".join(line.rstrip() for line in screen.getvalue().splitlines())
+
+
+def _parts(findings: Sequence[Finding], looked_at: str, evidence: Mapping[str, Any]) -> Iterator[RenderableType]:
+    yield Text(f"{headline(findings)} in {looked_at}".capitalize(), style="bold")
     sentence = gap_sentence(evidence)
     if sentence:
         yield Text(sentence)
