@@ -366,7 +366,10 @@ PROPERTIES = {
         "weight-standardized",
     },
     "is_over_last": {"layer", "rms", "scale"},
-    "is_replaceable": {"batch", "renorm", "accumulated", "group", "instance", "filter-response", "layer", "rms"},
+    "is_replaceable": {
+        *("batch", "renorm", "accumulated", "domain", "moving", "whitened", "switchable"),
+        *("group", "instance", "filter-response", "layer", "rms", "scale"),
+    },
     "statistics_per_example": {"group", "instance", "layer"},
 }
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from normkit.surgery.no_updates import no_updates
     from normkit.surgery.replace.convert import convert
     from normkit.surgery.replace.freeze import freeze, unfreeze
+    from normkit.surgery.replace.norm_layer import norm_layer
     from normkit.surgery.result import Change, Parity, Surgery
     from normkit.surgery.statistics.adapt import adapt
     from normkit.surgery.statistics.recalibrate import recalibrate
@@ -77,6 +78,7 @@ __all__ = [
     "load",
     "manifest",
     "no_updates",
+    "norm_layer",
     "population",
     "probes",
     "recalibrate",

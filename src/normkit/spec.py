@@ -76,7 +76,10 @@ _UNCENTERED: frozenset[Kind] = frozenset(
 # Kinds that normalize the last dimensions of their input, where all others have the channels second.
 _OVER_LAST: frozenset[Kind] = frozenset({"layer", "rms", "scale"})
 # Kinds whose place another norm can take.
-_REPLACEABLE = _EVALUATES_AS_BATCH_NORM | {"group", "instance", "filter-response", "layer", "rms"}
+_REPLACEABLE = _EVALUATES_AS_BATCH_NORM | {
+    *("group", "instance", "filter-response", "layer", "rms", "scale"),
+    *("domain", "moving", "whitened", "switchable"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

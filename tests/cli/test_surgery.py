@@ -219,6 +219,51 @@ def test_recalibrate(capsys, here):
         assert len(found["changed"]) == 2
 
 
+def test_only_and_skip(capsys, here):
+    command = ["freeze", "clinet:build", "--dry-run"]
+    choices = (
+        (["--only", "bn"], ["bn"]),
+        (["--skip", "b*"], ["free"]),
+        (["--only", "bn", "--only", "fr*"], ["bn", "free"]),
+    )
+    for more, expected in choices:
+        code, found = as_json(capsys, *command, *more)
+        assert code == 0
+        assert [change["layer"] for change in found["changed"]] == expected
+    options = {
+        "fold": ["--example", "clinet:x"],
+        "convert": ["--to", "group"],
+        "recalibrate": ["--batches", "clinet:batches"],
+    }
+    for verb, needed in options.items():
+        code, found = as_json(capsys, verb, "clinet:build", *needed, "--only", "bn", "--skip", "free", "--dry-run")
+        assert code == 0
+        assert [change["layer"] for change in found["changed"]] == ["bn"]
+        assert [(left["layer"], left["why"]) for left in found["skipped"]] == [("free", "skip= names it")]
+
+
+def test_every_kind_of_norm(capsys, here):
+    command = ["convert", "clinet:build", "--out", "out.safetensors", "--example", "clinet:x"]
+    for to, options in (
+        ("accumulated", ["micro_batches=2"]),
+        ("domain", ["num_domains=2"]),
+        ("whitened", ["method=zca", "group_size=4"]),
+        ("position", []),
+        ("evo-s0", ["groups=2"]),
+    ):
+        code, _, err = run(capsys, *command, "--to", to, *[part for o in options for part in ("--option", o)])
+        assert code == 0, err
+        assert {norm["kind"] for norm in read_manifest("out.safetensors")["norms"].values()} <= {to, "batch"}
+
+
+def test_what_was_asked_for_and_left_is_a_message(capsys):
+    code, out, err = run(capsys, "convert", "clinet:build", "--to", "rms", "--dry-run")
+    assert code == 0
+    assert "Nothing was changed." in out
+    assert "normkit: 2 layers that were asked for are left as before" in err
+    assert "Warning" not in err
+
+
 def test_forward(capsys):
     command = ["fold", "clinet:build", "--example", "clinet:pair"]
     assert as_json(capsys, *command, "--forward", "clinet:forward", "--dry-run")[0] == 0
@@ -371,6 +416,14 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
         (["convert", "clinet:build", "--to", "goup", "--dry-run"], ["goup", "group"]),
         (["convert", "clinet:build", "--to", "group", "--option", "groups", "--dry-run"], ["NAME=VALUE", "'groups'"]),
         (["freeze", "clinet:build", "--dry-run", "--format", "xml"], ["xml", "json"]),
+        (["freeze", "clinet:build", "--only", "freee", "--dry-run"], ["fits no layer", 'Did you mean "free"?']),
+        (["fold", "clinet:build", "--example", "clinet:x", "--skip", "zz*", "--dry-run"], ["skip='zz*' fits no layer"]),
+        (["recalibrate", "clinet:build", "--batches", "clinet:batches", "--only", "conv", "--dry-run"], ["no norm"]),
+        (["freeze", "clinet:build", "--only"], ["requires an argument"]),
+        (["convert", "clinet:build", "--to", "domain", "--dry-run"], ["needs num_domains="]),
+        (["convert", "clinet:build", "--to", "position", "--dry-run"], ["needs example="]),
+        (["convert", "clinet:build", "--to", "ghost", "--option", "chunk=2", "--dry-run"], ["chunk=2", "chunk_size"]),
+        (["convert", "clinet:build", "--to", "group", "--option", "only=bn", "--dry-run"], ["got only, which is"]),
     ],
 )  # fmt: skip
 def test_what_cannot_run(capsys, arguments, messages):

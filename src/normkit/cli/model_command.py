@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import nn
 
 from normkit.cli.surgery_tables import as_document, print_surgery
 from normkit.cli.target import find_model
-from normkit.errors import ArgumentError, NormkitError
+from normkit.errors import ArgumentError, NormkitError, NormkitWarning
+from normkit.lab.bar import shown_bar
 from normkit.surgery.checkpoint import load, save
 from normkit.surgery.checkpoint.file import read_manifest
 from normkit.surgery.norms import norms
@@ -44,7 +44,8 @@ def operate(name: str, verb: Callable[[nn.Module], Surgery], task: ModelOptions,
         model = find_model(task.target)
         if task.checkpoint is not None:
             fill(model, task.checkpoint, task.strict)
-        surgery = verb(model)
+        with said_warnings():
+            surgery = verb(model)
         out = None if task.dry_run else task.out
         if out is not None:
             save(surgery.model, out)
@@ -65,16 +66,25 @@ def say(message: str) -> None:
 
 
 @contextmanager
-def shown_progress(batches: object) -> Iterator[Callable[[int], None] | None]:
+def said_warnings() -> Iterator[None]:
+    """Print our own warnings as messages."""
+    show = warnings.showwarning
+
+    def said(message: Warning | str, *where: Any, **more: Any) -> None:
+        say(str(message)) if isinstance(message, NormkitWarning) else show(message, *where, **more)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", NormkitWarning)
+        warnings.showwarning = said
+        yield
+
+
+@contextmanager
+def shown_progress(batches: object) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal, and nothing elsewhere. What has no length has no end."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = TextColumn("batches"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as bars:
-        bar = bars.add_task("batches", total=len(batches) if isinstance(batches, Sized) else None)
-        yield lambda done: bars.update(bar, completed=done)
+    total = len(batches) if isinstance(batches, Sized) else None
+    with shown_bar("batches", total, Console(stderr=True)) as show:
+        yield show
 
 
 def _check_out(task: ModelOptions) -> None:
@@ -91,14 +101,11 @@ def _check_out(task: ModelOptions) -> None:
 def fill(model: nn.Module, checkpoint: Path, strict: bool) -> None:
     """Load a checkpoint; warnings are printed as messages."""
     _take_modes(model, read_manifest(checkpoint))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with said_warnings():
         try:
             load(model, checkpoint, strict=strict)
         except NormkitError as error:
             raise NormkitError(str(error).replace("strict=False", "--no-strict")) from error
-    for warning in caught:
-        say(str(warning.message))
 
 
 def _take_modes(model: nn.Module, manifest: dict[str, Any] | None) -> None:

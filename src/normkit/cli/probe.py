@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,12 +13,12 @@ import torch
 import typer
 from torch import nn
 
-from normkit.cli.model_command import in_words, say, shown_progress
+from normkit.cli.model_command import in_words, said_warnings, say, shown_progress
 from normkit.cli.options import Format
 from normkit.cli.probe_tables import as_document, print_records
 from normkit.cli.surgery import ForwardOption, Target
 from normkit.cli.target import find_batches, find_function, find_model
-from normkit.errors import ArgumentError, NormkitWarning, did_you_mean
+from normkit.errors import ArgumentError, did_you_mean
 
 if TYPE_CHECKING:
     from normkit.instruments.probe import Probe
@@ -40,7 +39,7 @@ def probe(
     """Run batches through a model as it is, and show what probes measure of its layers."""
     names = _checked(probe or PROBES)
     _check_files(out, report)
-    with redirect_stdout(sys.stderr), in_words(), _warnings_said():  # the output of a user's module is not part of ours
+    with redirect_stdout(sys.stderr), in_words(), said_warnings():  # the output of a user's module is not part of ours
         model = find_model(target)
         records = _recorded(model, _fitting(names, model), find_batches(batches), forward, out)
         if report is not None:
@@ -106,24 +105,9 @@ def _recorded(
         for done, batch in enumerate(each_batch(batches), 1):
             feed(model, batch, run)
             recorder.step()
-            if progress is not None:
-                progress(done)
+            progress(done)
     if not recorder.records:
         raise ArgumentError("nothing was recorded: the batches went through none of the layers that probes measure.")
     if out is not None:
         say(f"written: {out}")
     return recorder.records
-
-
-@contextmanager
-def _warnings_said() -> Iterator[None]:
-    """Print our own warnings as messages: a probe was stopped."""
-    show = warnings.showwarning
-
-    def said(message: Warning | str, *where: Any, **more: Any) -> None:
-        say(str(message)) if isinstance(message, NormkitWarning) else show(message, *where, **more)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", NormkitWarning)
-        warnings.showwarning = said
-        yield

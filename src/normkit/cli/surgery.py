@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,16 +10,19 @@ from typing import Annotated, Any, Literal
 import typer
 from torch import nn
 
+from normkit import surgery
 from normkit.cli.model_command import ModelOptions, operate, say, shown_progress
-from normkit.cli.options import Format
+from normkit.cli.options import Format, Only, Skip
 from normkit.cli.target import find_batches, find_example, find_function
 from normkit.errors import ArgumentError
 from normkit.named_layers import named_layers
+from normkit.surgery.replace.targets import TARGETS
 from normkit.surgery.result import Surgery
 
 Target = Annotated[
     str, typer.Argument(help="The model: module:attribute or path.py:attribute, or what makes it.", show_default=False)
 ]
+To = Annotated[str, typer.Option(help=f"{', '.join(TARGETS)}, or a function, as a target.")]
 Example = Annotated[str | None, typer.Option(help="A batch, as a target: outputs before and after are compared on it.")]
 ForwardOption = Annotated[str | None, typer.Option("--forward", help="A function of (model, batch), as a target.")]
 CheckpointOption = Annotated[Path | None, typer.Option("--checkpoint", help="A safetensors file to fill it from.")]
@@ -33,6 +37,8 @@ def fold(
     forward: ForwardOption = None,
     checkpoint: CheckpointOption = None,
     strict: Strict = True,
+    only: Only = None,
+    skip: Skip = None,
     out: Out = None,
     dry_run: DryRun = False,
     format: Format = "text",
@@ -43,16 +49,14 @@ def fold(
         from normkit.surgery.fold import fold
 
         _evaluate(model)
-        return fold(model, find_example(example), forward=_function(forward), inplace=True)
+        return fold(model, find_example(example), forward=_function(forward), inplace=True, **_selected(only, skip))
 
     operate("fold", verb, ModelOptions(target, checkpoint, strict, out, dry_run, format), keeps_function=True)
 
 
 def convert(
     target: Target,
-    to: Annotated[
-        str, typer.Option(help="batch, sync, frozen, renorm, ghost, group, ..., or a function, as a target.")
-    ],
+    to: To,
     example: Example = None,
     forward: ForwardOption = None,
     groups: Annotated[int | None, typer.Option(min=1, help="For --to group: the most that a layer gets.")] = None,
@@ -61,6 +65,8 @@ def convert(
     classes: Annotated[Literal["normkit", "torch"], typer.Option(help="Whose layers to put in.")] = "normkit",
     checkpoint: CheckpointOption = None,
     strict: Strict = True,
+    only: Only = None,
+    skip: Skip = None,
     out: Out = None,
     dry_run: DryRun = False,
     format: Format = "text",
@@ -73,8 +79,8 @@ def convert(
 
         kind: Any = find_function(to) if ":" in to else to
         batches = None if calibrate is None else find_batches(calibrate)
-        how: dict[str, Any] = {"forward": _function(forward), "calibrate": batches, "classes": classes, **options}
-        return convert(model, kind, _example(example), inplace=True, **how)
+        how: dict[str, Any] = {"forward": _function(forward), "calibrate": batches, "classes": classes}
+        return convert(model, kind, _example(example), inplace=True, **how, **_selected(only, skip), **options)
 
     operate("convert", verb, ModelOptions(target, checkpoint, strict, out, dry_run, format))
 
@@ -86,6 +92,8 @@ def freeze(
     forward: ForwardOption = None,
     checkpoint: CheckpointOption = None,
     strict: Strict = True,
+    only: Only = None,
+    skip: Skip = None,
     out: Out = None,
     dry_run: DryRun = False,
     format: Format = "text",
@@ -95,7 +103,8 @@ def freeze(
     def verb(model: nn.Module) -> Surgery:
         from normkit.surgery.replace.freeze import freeze
 
-        return freeze(model, affine=affine, example=_example(example), forward=_function(forward), inplace=True)
+        how: dict[str, Any] = {"affine": affine, "example": _example(example), "forward": _function(forward)}
+        return freeze(model, inplace=True, **how, **_selected(only, skip))
 
     operate("freeze", verb, ModelOptions(target, checkpoint, strict, out, dry_run, format), keeps_function=True)
 
@@ -111,6 +120,8 @@ def recalibrate(
     forward: ForwardOption = None,
     checkpoint: CheckpointOption = None,
     strict: Strict = True,
+    only: Only = None,
+    skip: Skip = None,
     out: Out = None,
     dry_run: DryRun = False,
     format: Format = "text",
@@ -131,6 +142,7 @@ def recalibrate(
                 example=_example(example),
                 inplace=True,
                 progress=progress,
+                **_selected(only, skip),
             )
 
     operate("recalibrate", verb, ModelOptions(target, checkpoint, strict, out, dry_run, format))
@@ -145,6 +157,11 @@ def _evaluate(model: nn.Module) -> None:
         layer.eval()
 
 
+def _selected(only: list[str] | None, skip: list[str] | None) -> dict[str, Any]:
+    """What verbs take; options that were not given are empty lists for some versions of typer."""
+    return {"only": only or None, "skip": skip or None}
+
+
 def _example(target: str | None) -> Any:
     return None if target is None else find_example(target)
 
@@ -153,12 +170,17 @@ def _function(target: str | None) -> Any:
     return None if target is None else find_function(target)
 
 
+_OWN = set(inspect.signature(surgery.convert).parameters)
+
+
 def _options(given: list[str]) -> dict[str, Any]:
     options = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise ArgumentError(f"--option must be NAME=VALUE; got {text!r}. Write it as --option groups=8.")
+        if name in _OWN:
+            raise ArgumentError(f"--option is for options of the new layers; got {name}, which is one of the command.")
         try:
             options[name] = json.loads(value)
         except ValueError:

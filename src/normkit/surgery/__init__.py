@@ -9,6 +9,7 @@ from normkit.surgery.fold import fold
 from normkit.surgery.no_updates import no_updates
 from normkit.surgery.replace.convert import convert
 from normkit.surgery.replace.freeze import freeze, unfreeze
+from normkit.surgery.replace.norm_layer import norm_layer
 from normkit.surgery.result import Change, Parity, Surgery
 from normkit.surgery.statistics.adapt import adapt
 from normkit.surgery.statistics.recalibrate import recalibrate
@@ -28,6 +29,7 @@ __all__ = [
     "load",
     "manifest",
     "no_updates",
+    "norm_layer",
     "recalibrate",
     "save",
     "unfreeze",

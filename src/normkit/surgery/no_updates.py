@@ -16,21 +16,27 @@ from normkit.hooks import hooked
 from normkit.named_layers import named_layers
 from normkit.spec import describe
 from normkit.surgery.norms import STATISTICS
+from normkit.surgery.selection import Patterns, Selection
 
 
 @contextmanager
-def no_updates(model: nn.Module) -> Iterator[None]:
+def no_updates(model: nn.Module, *, only: Patterns | None = None, skip: Patterns | None = None) -> Iterator[None]:
     """Inside the block no forward writes running statistics; outputs and gradients are those of training.
 
     While a layer runs it has copies of its buffers, and gets its own back afterwards. These are never written to, so a
     later backward finds them unchanged. This holds for every norm with buffers, whichever library it comes from, in
     all threads, and for the forwards that activation checkpointing repeats inside the block. Compiled models run
     uncompiled in the block, because compiled code does not call hooks.
+
+    Args:
+        model: of any kind; it may itself be a norm.
+        only: names or shell patterns of layers: only these, and what is inside them, keep their statistics.
+        skip: names or shell patterns of layers that write theirs as always.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"no_updates needs a torch.nn.Module; got a {type(model).__name__}.")
     loans = _Loans()
-    layers = _with_statistics(model)
+    layers = _with_statistics(model, Selection(model, only, skip))
     before, after = [(layer, loans.begin) for layer in layers], [(layer, loans.end) for layer in layers]
     try:
         # Right around the forward: other hooks see the layer's own buffers, and nested blocks end in their order.
@@ -48,17 +54,26 @@ def uncompiled() -> Iterator[None]:
         yield
 
 
-def _with_statistics(model: nn.Module) -> list[nn.Module]:
-    """The norms that have buffers, and all other layers with buffers of those names."""
-    layers = [layer for _, layer in named_layers(model) if layer._buffers]
-    scripted = next((layer for layer in layers if isinstance(layer, torch.jit.ScriptModule)), None)
+def _with_statistics(model: nn.Module, selection: Selection) -> list[nn.Module]:
+    """The norms that have buffers, and all other layers with buffers of those names; of them, what is selected."""
+    layers = {name: layer for name, layer in named_layers(model) if layer._buffers}
+    found = [name for name, layer in layers.items() if _may_store_statistics(layer)]
+    chosen = selection.among(found, "layer of this model with statistics")
+    taken = [layers[name] for name in found if name in chosen]
+    scripted = next((layer for layer in taken if isinstance(layer, torch.jit.ScriptModule)), None)
     if scripted is not None:
         raise ArgumentError(
             f"no_updates cannot reach into a scripted {scripted.original_name}; pass the model it was made from."
         )
-    return [
-        layer for layer in layers if not layer._buffers.keys().isdisjoint(STATISTICS) or describe(layer) is not None
-    ]
+    return taken
+
+
+def _may_store_statistics(layer: nn.Module) -> bool:
+    return (
+        isinstance(layer, torch.jit.ScriptModule)  # whose class is not known
+        or not layer._buffers.keys().isdisjoint(STATISTICS)
+        or describe(layer) is not None
+    )
 
 
 class _Loans:

@@ -80,7 +80,7 @@ def test_statistics_come_from_the_batches_where_there_were_none(to):
     layer = randomize_(nn.GroupNorm(2, 6)).double()
     batches = [torch.randn(n, 6, 4, 3).double() * 2 + 1 for n in (5, 3)]
     x = torch.cat(batches)
-    done = convert(nn.Sequential(layer), to, x, calibrate=batches)
+    done = convert(nn.Sequential(layer), to, x, calibrate=batches, only="0")
     new, values = done.model[0], x.transpose(0, 1).flatten(1)
     torch.testing.assert_close(new.running_mean, values.mean(1))
     torch.testing.assert_close(new.running_var, values.var(1))

@@ -23,6 +23,7 @@ from support.foreign_norms import (
     randomized,
     same_picture,
 )
+from support.warned import warned
 
 KINDS = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3, nk.BatchNorm2d: 2, nk.BatchRenorm3d: 3}
 
@@ -286,7 +287,7 @@ def test_window_of_an_accumulated_norm_comes_back():
 
 def test_a_sync_batch_norm_is_frozen_with_an_example_and_comes_back():
     layer = randomize_(nn.SyncBatchNorm(8))
-    assert "pass example=" in freeze(layer).skipped[0].why
+    assert "pass example=" in warned(freeze, layer).skipped[0].why
     done = freeze(layer, example=torch.randn(2, 8, 3, 3))
     assert type(done.model) is nk.FrozenBatchNorm2d
     assert type(unfreeze(done.model).model) is nn.SyncBatchNorm
@@ -298,7 +299,7 @@ def test_a_sync_batch_norm_is_frozen_with_an_example_and_comes_back():
 def test_frozen_norms_of_others_are_thawed_into_ours():
     model = nn.Sequential(nn.Conv2d(3, 8, 1), FrozenBatchNorm2d(8, 0.1))
     assert freeze(model).skipped[0].why == "is frozen already"
-    done = unfreeze(model, example=torch.randn(2, 3, 4, 4))
+    done = unfreeze(model, example=torch.randn(2, 3, 4, 4), only="1")
     assert type(done.model[1]) is nk.BatchNorm2d
     assert done.parity.max_rel < 1e-6
     assert done.model[1].weight.requires_grad
@@ -306,7 +307,7 @@ def test_frozen_norms_of_others_are_thawed_into_ours():
 
 def test_our_own_frozen_layers_are_thawed():
     layer = randomize_(nk.FrozenBatchNorm2d(5, eps=0.1, momentum=0.6, activation="relu"))
-    new = unfreeze(layer).model
+    new = unfreeze(layer, only="").model
     assert type(new) is nk.BatchNorm2d
     assert (new.eps, new.momentum, new.activation) == (0.1, 0.6, "relu")
     assert_equal(new.state_dict(), layer.state_dict())
@@ -330,7 +331,7 @@ def test_what_is_skipped_and_why():
         nk.DomainBatchNorm2d(4, 2),
         nn.BatchNorm2d(4),
     )
-    done = freeze(model)
+    done = warned(freeze, model)
     reasons = {skipped.layer: skipped.why for skipped in done.skipped}
     assert reasons["0"] == "it stores no statistics to freeze"
     assert reasons["1"] == "it stores no statistics"
@@ -367,3 +368,57 @@ def test_any_activation_inside_goes_along(act):
     unfreeze(model, inplace=True)
     assert type(model[1]) is BatchNormAct2d
     assert same_picture(picture(model), before)
+
+
+# What is touched
+
+
+def half_frozen():
+    """A norm that is frozen from the start in two ways, and two that move."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), FrozenBatchNorm2d(4), nk.FrozenBatchNorm2d(4), nn.BatchNorm2d(4), nk.BatchNorm2d(4)
+    )
+    return randomized(model)
+
+
+def test_unfreeze_leaves_what_was_frozen_before():
+    model = half_frozen()
+    before = picture(model)
+    freeze(model, inplace=True)
+    done = unfreeze(model, inplace=True)
+    assert [change.layer for change in done.changed] == ["3", "4"]
+    assert [(s.layer, s.why) for s in done.skipped] == [
+        ("1", "was frozen from the start; only= may name it"),
+        ("2", "was frozen from the start; only= may name it"),
+    ]
+    assert same_picture(picture(model), before)
+
+
+def test_unfreeze_takes_what_is_named():
+    model = freeze(half_frozen()).model
+    assert [change.layer for change in unfreeze(model, only=["2", "3"]).changed] == ["2", "3"]
+    block = nn.ModuleDict({"backbone": model[1:3], "head": model[3:]})
+    assert [change.layer for change in unfreeze(block, only="backbone").changed] == ["backbone.1", "backbone.2"]
+    assert [change.layer for change in unfreeze(block, skip="head.3").changed] == ["head.4"]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_warning_that_is_an_error_leaves_the_model_alone(inplace):
+    model = randomized(nn.Sequential(nn.BatchNorm2d(4), HiddenActivation(4)))
+    before = picture(model)
+    with pytest.raises(nk.NormkitWarning, match=r"1: HiddenActivation adds behaviour"):
+        freeze(model, inplace=inplace)
+    assert same_picture(picture(model), before)
+
+
+def test_norms_whose_statistics_go_on_moving_are_named_in_a_warning():
+    model = nn.Sequential(
+        nn.GroupNorm(2, 4), nn.LayerNorm(4), nk.DomainBatchNorm2d(4, 2), nn.InstanceNorm2d(4, track_running_stats=True)
+    )
+    with pytest.warns(nk.NormkitWarning) as caught:
+        freeze(model)
+    assert str(caught[0].message).splitlines()[1:] == ["  2, 3: only batch norms freeze"]
+    assert caught[0].filename == __file__
+    with pytest.warns(nk.NormkitWarning, match="A layer that was asked for is left .*\n  0: it stores no statistics"):
+        freeze(model, only="0")
+    assert freeze(model, skip=["2", "3"]).changed == []  # and nothing is said

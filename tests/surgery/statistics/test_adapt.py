@@ -15,6 +15,7 @@ from normkit.surgery.statistics.drift import drift
 from normkit.surgery.statistics.recalibrate import recalibrate
 from support.case import randomize_
 from support.model_state import assert_same, everything
+from support.warned import warned
 
 CLASSES, FEATURES = 4, 8
 
@@ -145,7 +146,7 @@ def test_after_tent_statistics_are_those_of_the_target(trained, target):
 def test_tent_takes_norms_without_statistics_too(target):
     model = nn.Sequential(nn.Linear(FEATURES, 6), nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.Linear(6, CLASSES))
     model[0].unused = nn.LayerNorm(3)
-    found = adapt(model, target, "tent", lr=0.01)
+    found = warned(adapt, model, target, "tent", lr=0.01)
     assert [(change.layer, change.what) for change in found.changed] == [
         ("1", "gamma and beta stepped"),
         ("2", "gamma and beta stepped"),
@@ -216,7 +217,7 @@ class ToOneClass(torch.optim.SGD):
 def test_a_collapse_is_rolled_back(trained, target, inplace):
     model = copy.deepcopy(trained)
     before = everything(model)
-    found = adapt(model, target, "tent", optimizer=ToOneClass, inplace=inplace, example=target[0])
+    found = warned(adapt, model, target, "tent", optimizer=ToOneClass, inplace=inplace, example=target[0])
     assert found.changed == []
     assert [skipped.layer for skipped in found.skipped] == ["0", "2"]
     assert all("rolled back: predictions collapsed, from entropy" in skipped.why for skipped in found.skipped)
@@ -239,7 +240,7 @@ def test_statistics_that_collapse_predictions_are_rolled_back():
     x = torch.randn(40, 2)
     x[:, 0] += 1
     assert len(model.eval()(x).argmax(1).unique()) == 2
-    found = adapt(model, [x])
+    found = warned(adapt, model, [x])
     assert found.changed == []
     assert "predictions collapsed" in found.skipped[0].why
 
@@ -248,14 +249,14 @@ def test_steps_that_raise_the_entropy_are_rolled_back(trained, target):
     def upwards(parameters):
         return torch.optim.SGD(parameters, lr=2.0, maximize=True)
 
-    found = adapt(trained, target, "tent", optimizer=upwards)
+    found = warned(adapt, trained, target, "tent", optimizer=upwards)
     assert found.changed == []
     assert all("were to lower the entropy raised it" in skipped.why for skipped in found.skipped)
 
 
 def test_a_drift_that_is_too_far_is_rolled_back(trained, target):
     before = everything(trained)
-    found = adapt(trained, target, max_drift=0.01)
+    found = warned(adapt, trained, target, max_drift=0.01)
     assert found.changed == []
     assert "0 (BatchNorm1d): drift" in found.skipped[0].why
     assert "at most 0.01 was allowed" in found.skipped[1].why
@@ -266,7 +267,7 @@ def test_a_drift_that_is_too_far_is_rolled_back(trained, target):
 @pytest.mark.parametrize("method", ["adabn", "tent"])
 def test_nan_is_rolled_back(trained, target, method):
     target[3][2, 1] = torch.nan
-    found = adapt(trained, target, method)
+    found = warned(adapt, trained, target, method)
     assert found.changed == []
     assert "batch 3 (the first is 0): 0 (BatchNorm1d) needs finite input" in found.skipped[0].why
     assert_same(everything(trained), everything(found.model))
@@ -283,7 +284,7 @@ def test_statistics_that_were_nan_are_replaced_and_no_prior(trained, target):
 
 
 def test_steps_to_infinity_are_rolled_back(trained, target):
-    found = adapt(trained, target, "tent", lr=1e30, epochs=4, collapse=0.0)
+    found = warned(adapt, trained, target, "tent", lr=1e30, epochs=4, collapse=0.0)
     assert found.changed == []
     assert "rolled back" in found.skipped[0].why
 
@@ -336,7 +337,7 @@ def test_frozen_and_unreached_norms_are_skipped(trained, target, method):
     model = nn.ModuleDict(
         {"used": copy.deepcopy(trained), "frozen": nk.FrozenBatchNorm1d(3), "unused": nn.BatchNorm1d(3)}
     )
-    found = adapt(model, target, method, lambda model, x: model["used"](x))
+    found = warned(adapt, model, target, method, lambda model, x: model["used"](x))
     assert {skipped.layer: skipped.why for skipped in found.skipped} == {
         "frozen": "is frozen; unfreeze the model first",
         "unused": "was not reached by any batch",

@@ -14,6 +14,7 @@ from normkit.surgery.statistics.recalibrate import recalibrate
 from support.case import randomize_
 from support.model_state import assert_same, everything
 from support.population_baselines import distance, errors, float64_population, uneven_batches
+from support.warned import warned
 
 
 def net():
@@ -222,7 +223,7 @@ def test_what_is_skipped_says_why():
         }
     )
     before = copy.deepcopy(model.state_dict())
-    found = recalibrate(model, uneven_batches(), lambda model, x: model["used"](x))
+    found = warned(recalibrate, model, uneven_batches(), lambda model, x: model["used"](x))
     why = {name: why for name, _, why in found.skipped}
     assert set(why) == set(model) - {"used"}
     assert "stores no statistics" in why["none"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,8 @@ from normkit.environment import count_cores
 from normkit.errors import ArgumentError
 from normkit.lab.data.batching import batch_indices, to_unit_range
 from normkit.lab.data.crops import DRAWS, evaluation_crops, random_crop
-from normkit.lab.data.image_files import read_crops, read_header, read_whole
+from normkit.lab.data.image_check import check_images
+from normkit.lab.data.image_files import Header, read_crops, read_whole
 from normkit.lab.data.prefetch import prefetch
 from normkit.lab.data.randomness import generator
 from normkit.lab.data.types import DataError, DataSet, Images
@@ -32,7 +33,11 @@ class Listing(NamedTuple):
 
 
 class FolderSet:
-    """Images of any size, read from the disk batch by batch by as many threads as there are cores."""
+    """Images of any size, read from the disk batch by batch by as many threads as there are cores.
+
+    All of them are looked at once at the beginning: a file that is broken or cut off is named then, and not when
+    training comes to it.
+    """
 
     def __init__(self, path: str | Path, pixels: int = 224, workers: int | None = None) -> None:
         if pixels < 1 or (workers is not None and workers < 1):
@@ -42,6 +47,7 @@ class FolderSet:
         self.pixels = pixels
         self.workers = workers or count_cores()
         self.classes, self.train, self.test = list_folder(self.path)
+        self.shared_header = _shared(check_images([*self.train.files, *self.test.files], self.workers))
 
     def train_batches(self, size: int, seed: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Random parts of the training images, without end, as float32 (N, 3, H, W) from 0 to 1.
@@ -84,23 +90,27 @@ class FolderSet:
 def open_folder(path: Path) -> DataSet | FolderSet:
     """A set in memory where the images are small and of one size; else one that reads them as they are needed."""
     found = FolderSet(path)
-    mode = _common_mode([*found.train.files, *found.test.files])
+    mode = _mode_of_small(found)
     if mode is None:
         return found
     train, test = (_read(listing, mode) for listing in (found.train, found.test))
     return DataSet(found.name, found.classes, train, test)
 
 
-def _common_mode(files: list[Path]) -> str | None:
-    """The mode to read small images of one size in; None where they are not. Stops at the first that is not."""
-    first, _ = read_header(files[0])
-    grey = True
-    for path in files:
-        size, mode = read_header(path)
-        if size != first or max(size) > _SMALL or len(files) * 3 * _SMALL**2 > _MEMORY:
-            return None
-        grey = grey and mode in ("1", "L")
-    return "L" if grey else "RGB"
+def _shared(headers: Sequence[Header]) -> Header | None:
+    """The size that all images have, and a mode that holds them all; None where sizes differ."""
+    if len({size for size, _ in headers}) != 1:
+        return None
+    return headers[0][0], "L" if all(mode in ("1", "L") for _, mode in headers) else "RGB"
+
+
+def _mode_of_small(found: FolderSet) -> str | None:
+    """The mode to read small images of one size in; None where they are not, or take too much memory."""
+    count = len(found.train.files) + len(found.test.files)
+    if found.shared_header is None or count * 3 * _SMALL**2 > _MEMORY:
+        return None
+    size, mode = found.shared_header
+    return mode if max(size) <= _SMALL else None
 
 
 def _read(listing: Listing, mode: str) -> Images:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,9 @@ from normkit.lab.data.pillow import pillow
 from normkit.lab.data.types import DataError
 
 Choose = Callable[[int, int], Sequence[Crop]]  # from width and height
+Header = tuple[tuple[int, int], str]  # width and height, and Pillow's mode
+
+_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 
 
 def read_crops(path: Path, choose: Choose, pixels: int) -> Tensor:
@@ -44,10 +48,25 @@ def read_whole(path: Path, mode: str) -> Tensor:
         return as_tensor(file.convert(mode))
 
 
-def read_header(path: Path) -> tuple[tuple[int, int], str]:
-    """Size and mode of an image, without its pixels."""
+def check_image(path: Path) -> Header:
+    """Size and mode of an image; an error if it cannot be read or is cut off.
+
+    A file that ends as its format does is not cut off; others are decoded to find out.
+    """
     with opened(path) as file:
-        return file.size, file.mode
+        header = file.size, file.mode
+        if not _ends_well(path, file.format):
+            file.load()
+        return header
+
+
+def _ends_well(path: Path, format: str | None) -> bool:
+    end = _ENDS.get(format or "")
+    if end is None:
+        return False
+    with path.open("rb") as file:
+        file.seek(-len(end), os.SEEK_END)
+        return file.read() == end
 
 
 @contextmanager

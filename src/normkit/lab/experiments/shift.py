@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import nan
@@ -150,7 +151,8 @@ class Shifted:
             return found
 
         def adapted(count: int, method: Any) -> tuple[float, bool]:
-            with torch.enable_grad():  # entropy steps need gradients
+            with torch.enable_grad(), warnings.catch_warnings():  # entropy steps need gradients
+                warnings.simplefilter("ignore", nk.NormkitWarning)  # what is rolled back is in the record
                 surgery = nk.adapt(model, list(unlabeled[:count].split(SIZE)), method)
             return accuracy(surgery.model.eval(), measured, self._labels), not surgery.changed
 

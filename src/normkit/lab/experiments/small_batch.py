@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -160,7 +161,9 @@ def _accuracies(model: nn.Module, images: Classification, batches: Sequence[Tens
     """With the statistics that are stored, and with those of the population."""
     stored = images.accuracy(model)
     with untouched(model):
-        nk.recalibrate(model, batches, method="paper", inplace=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", nk.NormkitWarning)  # a moving average of batches has no population
+            nk.recalibrate(model, batches, method="paper", inplace=True)
         return {"accuracy": stored, "population": images.accuracy(model)}
 
 

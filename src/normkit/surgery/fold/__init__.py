@@ -15,20 +15,30 @@ from normkit.surgery.fold.apply import apply
 from normkit.surgery.fold.dataflow import record
 from normkit.surgery.fold.hosts import hosts
 from normkit.surgery.fold.plan import Fold, FoldPlan
-from normkit.surgery.norms import Norm, norms
+from normkit.surgery.norms import Norm
 from normkit.surgery.operation import Operation, operation
 from normkit.surgery.parity import run_example
 from normkit.surgery.result import Surgery
+from normkit.surgery.selection import Patterns
 
 
-def fold(model: nn.Module, example: Any, *, forward: Forward | None = None, inplace: bool = False) -> Surgery:
+def fold(
+    model: nn.Module,
+    example: Any,
+    *,
+    forward: Forward | None = None,
+    only: Patterns | None = None,
+    skip: Patterns | None = None,
+    inplace: bool = False,
+) -> Surgery:
     """Fold the norms of a model into the convolutions and linear layers before or after them.
 
     A norm is folded if in evaluation it is one scale and shift for each channel, and if a run of the model on `example`
-    shows that nothing else reads the values in between. All others are in `skipped`, with the reason.
+    shows that nothing else reads the values in between. All others are in `skipped`, with the reason; those that `only`
+    names, in a warning too. `only` and `skip` are names or shell patterns of layers, with what is inside them.
     """
-    with operation(model, inplace) as op:
-        found = norms(op.model)
+    with operation(model, inplace, only, skip) as op:
+        found = op.survey().norms
         for norm in found:
             _check_mode(norm)
         before = op.trace(example, forward)

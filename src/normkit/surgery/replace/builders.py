@@ -32,16 +32,62 @@ def build(site: Site, asked: Wanted) -> Built:
 
 
 def _across(site: Site, asked: Wanted) -> Built:
-    stores = stored_moments(site.layer) is not None
-    if asked.to == "frozen" and not stores:
+    if asked.to == "frozen" and stored_moments(site.layer) is None:
         raise Skip("it stores no statistics to freeze")
+    if asked.to == "frozen" and site.spec.kind == "switchable":
+        raise Skip("it normalizes with more than the statistics that it stores")
     if site.spec.is_over_last:
         site.dimensions()  # skips inputs other than (N, C), also for a class that takes any rank
-    tracked = stores or not site.spec.evaluates_as_batch_norm  # norms within an example store none, and get fresh ones
     new = _class_for(site, asked)(
-        num_features=site.channels, track_running_stats=tracked, **_affine(site, asked), **_common(site, asked)
+        num_features=site.channels,
+        track_running_stats=_tracks(site),
+        **_affine(site, asked),
+        **_common(site, asked),
     )
-    return with_parts(new, site), ""
+    return with_parts(new, site), _START.get(asked.to, "")
+
+
+def _tracks(site: Site) -> bool:
+    """As the old layer; norms within an example store no statistics, and get fresh ones."""
+    return stored_moments(site.layer) is not None or not site.spec.evaluates_as_batch_norm
+
+
+# How the statistics of a BatchNorm are kept in other forms.
+_START = {
+    "domain": "every domain starts with the same statistics",
+    "moving": "centers no more: its mean square is made of the old mean and variance",
+    "switchable": "starts as an equal mix of instance, layer and batch statistics",
+}
+
+
+def _whitened(site: Site, asked: Wanted) -> Built:
+    kind, channels, options = _class_for(site, asked), site.channels, _common(site, asked)
+    size = largest_divisor(channels, options.pop("group_size", None) or channels)
+    arguments = {"num_features": channels, "group_size": size, "track_running_stats": _tracks(site)}
+    new = kind(**arguments, **_affine(site, asked), **options)
+    return with_parts(new, site), f"{size} channels whitened together; they count as uncorrelated until it is trained"
+
+
+def _position(site: Site, asked: Wanted) -> Built:
+    kind, sizes = _class_for(site, asked), sorted({shape[2:] for shape in site.shapes})
+    if len(sizes) != 1:
+        seen = " and ".join(f"{height}x{width}" for height, width in sizes) or "none"
+        raise Skip(f"it needs maps of one size, to have parameters for each position; the example shows {seen}")
+    height, width = sizes[0]
+    arguments = {"num_features": site.channels, "height": height, "width": width, "track_running_stats": _tracks(site)}
+    new = kind(**arguments, **_affine(site, asked), **_common(site, asked))
+    return with_parts(new, site), f"for maps of {height}x{width}, every position alike at first"
+
+
+def _evo(site: Site, asked: Wanted) -> Built:
+    """EvoNorms are norm and activation in one, so that an activation inside the old layer goes with it."""
+    options = _options(site, asked) | place_and_type(site.layer)
+    if asked.to == "evo-s0":
+        options["groups"] = _number_of_groups(site, asked.options.get("groups"))
+    new = _class_for(site, asked)(num_features=site.channels, **_affine(site, asked), **options)
+    inside = site.spec.activation
+    note = f"in place of {inside} too" if inside else "an activation by itself: take out the one that follows"
+    return with_parts(new, site), note
 
 
 def _instance(site: Site, asked: Wanted) -> Built:
@@ -64,20 +110,34 @@ def _group(site: Site, asked: Wanted) -> Built:
 
 
 def _number_of_groups(site: Site, most: int | None) -> int:
-    """The largest number up to `most`, or 32, that leaves each group enough values; a GroupNorm keeps its own."""
-    if most is None and site.spec.num_groups is not None:
+    """As many groups as fit; a layer with groups of its own keeps their number."""
+    if most is None and site.spec.num_groups is not None and site.spec.kind in ("group", "evo-s0"):
         return site.spec.num_groups
-    channels, positions = site.channels, _fewest_positions(site)
-    if channels * positions < 2:
+    positions = _fewest_positions(site)
+    if site.channels * positions < 2:
         raise Skip("one channel at one position is a single value, which is always zero")
+    return fitting_groups(site.channels, positions, most, alone=bool(site.shapes))
+
+
+def fitting_groups(channels: int, positions: int, most: int | None, alone: bool) -> int:
+    """The largest number up to `most`, or 32, that divides the channels and leaves each group enough values.
+
+    A group of one channel only on request and if its positions were seen: `alone`.
+    """
     least = FEW if most is None else 2
-    alone = most is not None and bool(site.shapes)  # one channel per group only on request, and with positions seen
     fitting = [
         groups
         for groups in range(1, min(most or 32, channels) + 1)
-        if channels % groups == 0 and channels // groups * positions >= least and (alone or groups < channels)
+        if channels % groups == 0
+        and channels // groups * positions >= least
+        and (groups < channels or (alone and most is not None))
     ]
     return max(fitting, default=1)
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is not above `most`."""
+    return max(divisor for divisor in range(1, min(number, most) + 1) if number % divisor == 0)
 
 
 def _fewest_positions(site: Site) -> int:
@@ -98,18 +158,32 @@ def _layer(site: Site, asked: Wanted) -> Built:
 
 
 def _rms(site: Site, asked: Wanted) -> Built:
-    if not site.spec.is_over_last and site.ranks != [2]:
-        if not site.shapes and site.dimensions() == 1:
-            raise Skip(f"a {site.class_name} may see (N, C), which RMSNorm takes, or (N, C, L); pass example=")
-        raise Skip("RMSNorm takes the last dimension for the channels, and here they are the second")
+    _need_channels_last(site, "RMSNorm")
     new, note = _over_last(site, asked)
     if getattr(site.layer, "bias", None) is not None:
         note = "beta dropped: RMSNorm has none"
     return new, note
 
 
+def _scale(site: Site, asked: Wanted) -> Built:
+    _need_channels_last(site, "ScaleNorm")
+    if len(site.last_shape if site.spec.is_over_last else (site.channels,)) > 1:
+        raise Skip("ScaleNorm is over the last dimension alone, and this one is over several")
+    dropped = ", beta dropped" if getattr(site.layer, "bias", None) is not None else ""
+    new = _class_for(site, asked)(dim=site.channels, **_common(site, asked))
+    return new, f"one length for all channels, that of its gamma{dropped}"
+
+
+def _need_channels_last(site: Site, who: str) -> None:
+    if site.spec.is_over_last or site.ranks == [2]:
+        return
+    if not site.shapes and site.dimensions() == 1:
+        raise Skip(f"a {site.class_name} may see (N, C), which {who} takes, or (N, C, L); pass example=")
+    raise Skip(f"{who} takes the last dimension for the channels, and here they are the second")
+
+
 def _over_last(site: Site, asked: Wanted) -> Built:
-    shape = site.layer.normalized_shape if site.spec.is_over_last else (site.channels,)
+    shape = site.last_shape if site.spec.is_over_last else (site.channels,)
     affine: dict[str, Any] = {"elementwise_affine": site.spec.affine is not False}
     if asked.to == "layer":
         affine["bias"] = site.spec.affine in (True, "shift")
@@ -129,10 +203,15 @@ def _filter_response(site: Site, asked: Wanted) -> Built:
 
 
 _BUILDERS: dict[str, Callable[[Site, Wanted], Built]] = {
+    "whitened": _whitened,
+    "position": _position,
+    "evo-b0": _evo,
+    "evo-s0": _evo,
     "instance": _instance,
     "group": _group,
     "layer": _layer,
     "rms": _rms,
+    "scale": _scale,
     "filter-response": _filter_response,
 }
 

@@ -13,21 +13,28 @@ from normkit.errors import ArgumentError
 from normkit.layers.frozen import FrozenBatchNorm
 from normkit.spec import describe
 from normkit.surgery.norms import AFFINE, STATISTICS, stored_moments
-from normkit.surgery.operation import Skip
+from normkit.surgery.operation import NothingToDo, Skip
 from normkit.surgery.replace.builders import build, frozen_twin, place_and_type
+from normkit.surgery.replace.domains import of_one_domain
 from normkit.surgery.replace.foreign import must_be_understood
 from normkit.surgery.replace.history import parameter_of, remember
 from normkit.surgery.replace.sites import Site
+from normkit.surgery.replace.stored_forms import affine_in_form_of, in_form_of, keeps_statistics, write_statistics_
 from normkit.surgery.replace.targets import TARGETS, Choice, Wanted
 
 
 class Replacement(NamedTuple):
-    """The new layer, whether it computes the same in evaluation, remarks about it, and a module to run after it."""
+    """The new layer, whether it computes the same in evaluation, and remarks about it.
+
+    `source` is the layer that the new one continues: the old one, or the part of it that was chosen; `after` is a module
+    to run after it.
+    """
 
     site: Site
     layer: nn.Module
     keeps: bool
     notes: list[str]
+    source: nn.Module
     after: nn.Module | None = None
 
     @property
@@ -47,9 +54,8 @@ class Replacement(NamedTuple):
 
     @property
     def needs_statistics(self) -> bool:
-        """Whether it normalizes with stored statistics, and the old layer stored none."""
-        is_new = stored_moments(self.layer) is not None and stored_moments(self.site.layer) is None
-        return is_new and getattr(self.layer, "num_batches_tracked", None) is not None
+        """Whether it normalizes with stored statistics, and the old layer stored none that it could take."""
+        return keeps_statistics(self.layer) and stored_moments(self.source) is None
 
 
 def label(layer: nn.Module) -> str:
@@ -58,22 +64,40 @@ def label(layer: nn.Module) -> str:
     return f"{name}({layer.num_groups}, {layer.num_channels})" if isinstance(layer, nn.GroupNorm) else name
 
 
+# Kinds with state that no other has a place for, and what becomes of it.
+_DROPPED = {
+    "moving": "its mean squares dropped",
+    "whitened": "its whitening dropped",
+    "switchable": "its learned mix dropped",
+}
+# Why nothing can take the place of some kinds.
+_IN_THE_WAY = {
+    "evo-b0": "it is its own activation, which no other norm is",
+    "evo-s0": "it is its own activation, which no other norm is",
+}
+
+
+CHOSEN = "as the function chose"
+
+
 def replacement(site: Site, asked: Wanted) -> Replacement:
     """Make the requested layer for this place, or skip."""
     if _is_one(site, asked):
-        raise Skip("is one already")
+        raise NothingToDo("is one already")
     must_be_movable(site)
-    must_be_understood(site, frozen_twin)
-    new, note = build(site, asked)
+    source = of_one_domain(site)
+    if site.spec.kind not in _DROPPED or not site.spec.exact or "forward" in vars(site.layer):
+        must_be_understood(source, frozen_twin)
+    new, note = build(source, asked)
     if asked.to == "frozen":
-        _carry_frozen_(new, site.layer, asked.trainable)
+        _carry_frozen_(new, source.layer, asked.trainable)
     else:
-        carry_(new, site.layer)
+        carry_(new, source.layer)
     if asked.to in ("sync", "frozen"):
-        remember(new, site.layer, with_tensors=asked.to == "frozen")
+        remember(new, source.layer, with_tensors=asked.to == "frozen")
     notes = [*([note] if note else []), *_remarks(site, asked)]
-    after = module_after(site) if asked.classes == "torch" else None
-    return Replacement(site, new, _keeps_function(site, new), notes, after)
+    after = module_after(source) if asked.classes == "torch" else None
+    return Replacement(site, new, _keeps_function(source, new), notes, source.layer, after)
 
 
 def module_after(site: Site) -> nn.Module | None:
@@ -87,17 +111,19 @@ def chosen(site: Site, choice: Choice) -> Replacement:
     must_be_movable(site)
     new = choice(site.spec)
     if new is None:
-        raise Skip("the function returned None")
+        raise NothingToDo("the function returned None")
     if not isinstance(new, nn.Module):
         raise ArgumentError(f"to(spec) must return a torch.nn.Module or None; got a {type(new).__name__}.")
     new.to(**place_and_type(site.layer)).train(site.layer.training)
     spec = describe(new)
     if spec is not None:
-        must_be_understood(site, frozen_twin)
-        if spec.activation != site.spec.activation:
+        source = of_one_domain(site)
+        must_be_understood(source, frozen_twin)
+        if spec.activation not in (site.spec.activation, "evo"):  # an EvoNorm takes the place of both
             raise Skip(f"its activation {site.spec.activation} would become {spec.activation}")
-        carry_(new, site.layer)
-    return Replacement(site, new, spec is not None and _keeps_function(site, new), ["as the function chose"])
+        carry_(new, source.layer)
+        return Replacement(site, new, _keeps_function(source, new), [CHOSEN], source.layer)
+    return Replacement(site, new, False, [CHOSEN], site.layer)
 
 
 def must_be_movable(site: Site) -> None:
@@ -108,26 +134,42 @@ def must_be_movable(site: Site) -> None:
     if spec.over == ("N",):
         raise Skip("it has statistics of its own for every position")
     if not spec.is_replaceable:
-        raise Skip(f'no other norm can stand in for a "{spec.kind}" one')
+        raise Skip(_IN_THE_WAY.get(spec.kind, f'no other norm can stand in for a "{spec.kind}" one'))
     if spec.activation == "threshold":
         raise Skip("no other norm has a place for its learned threshold")
 
 
 def carry_(new: nn.Module, old: nn.Module) -> None:
-    """Give a layer the old one's gamma, beta and statistics, the very tensors, where it has places of their shape."""
+    """Give a layer the old one's gamma, beta and statistics: the very tensors, or what they are in its own form."""
     for name in AFFINE:
         place, value = new._parameters.get(name), getattr(old, name, None)
-        if place is not None and value is not None and place.shape == value.shape:
+        reshaped = affine_in_form_of(new, old, name)
+        if reshaped is not None:
+            new._parameters[name] = nn.Parameter(reshaped.detach(), requires_grad=_learns(old, name))
+        elif place is not None and value is not None and place.shape == value.shape:
             new._parameters[name] = parameter_of(old, name)
     _carry_statistics_(new, old)
-    if stored_moments(old) is not None and stored_moments(new) is not None:
+    if stored_moments(old) is not None and keeps_statistics(new):
         # It may have been switched off after the layer was made.
         vars(new)["track_running_stats"] = getattr(old, "track_running_stats", True)
     _keep_attributes_(new, old)
 
 
+def _learns(old: nn.Module, name: str) -> bool:
+    parameter = parameter_of(old, name)
+    return parameter is not None and parameter.requires_grad
+
+
 def _carry_statistics_(new: nn.Module, old: nn.Module, cloned: bool = False) -> None:
     """Give `new` the running statistics of `old` in the places it has for them: the tensors themselves, or clones."""
+    moments = stored_moments(old)
+    if moments is None:
+        return
+    count = getattr(old, "num_batches_tracked", None)
+    if in_form_of(new, moments.mean, moments.var, 0) is not None:
+        # A frozen norm of another library does not count, and its statistics are not initial values.
+        write_statistics_(new, moments.mean, moments.var, 1 if count is None else count)
+        return
     for name in STATISTICS:
         stored, place = getattr(old, name, None), new._buffers.get(name)
         if isinstance(stored, Tensor) and place is not None and place.shape == stored.shape:
@@ -167,30 +209,39 @@ def _is_one(site: Site, asked: Wanted) -> bool:
         learns = next(layer.parameters(recurse=False), None) is not None
         if learns != asked.trainable:
             return False
-    if "groups" in asked.options:
-        return build(site, asked)[0].num_groups == site.spec.num_groups
-    return all(vars(layer).get(name) == value for name, value in asked.options.items())
+    options = dict(asked.options)
+    if asked.target.at_most is not None and options.pop(asked.target.at_most[0], None) is not None:
+        fitted = describe(build(site, asked)[0])
+        if fitted is None or fitted.num_groups != site.spec.num_groups:
+            return False
+    return all(vars(layer).get(name) == value for name, value in options.items())
+
+
+# Kinds that are one scale and shift for each channel in evaluation, with the statistics that a BatchNorm stores.
+AS_BATCH_NORM = {"batch", "renorm", "accumulated", "domain", "whitened", "instance"}
 
 
 def _keeps_function(site: Site, new: nn.Module) -> bool:
     """Whether evaluation stays what it was, up to rounding."""
     spec = describe(new)
     assert spec is not None
-    stored, stores = stored_moments(site.layer) is not None, stored_moments(new) is not None
+    stored, stores = stored_moments(site.layer) is not None, keeps_statistics(new)
     if (spec.eps != site.spec.eps and site.spec.eps is not None) or stored != stores:
         return False
     if stored:
-        return True
+        return {site.spec.kind, spec.kind} <= AS_BATCH_NORM
     if site.spec.evaluates_as_batch_norm:  # both normalize every batch with its own statistics
-        return spec.kind == "batch" and spec.scope != "ghost"
+        return spec.kind == "batch" and spec.scope != "ghost" and spec.over == site.spec.over
+    if spec.kind == "rms":
+        return site.spec.kind in ("rms", "scale")
     sets = spec.statistics_per_example
-    return spec.kind == site.spec.kind == "rms" or (sets is not None and sets == site.spec.statistics_per_example)
+    return sets is not None and sets == site.spec.statistics_per_example
 
 
 def _remarks(site: Site, asked: Wanted) -> list[str]:
     """What the new layer keeps and drops, and warnings."""
     layer, remarks = site.layer, []
-    if site.spec.activation is not None and asked.to != "filter-response":
+    if site.spec.activation is not None and asked.to not in ("filter-response", "evo-b0", "evo-s0"):
         where = ", as a module after it" if asked.classes == "torch" else ""
         remarks.append(f"{site.spec.activation} kept{where}")
     nonfinite = getattr(layer, "nonfinite", "propagate")
@@ -198,7 +249,15 @@ def _remarks(site: Site, asked: Wanted) -> list[str]:
         remarks.append(f'nonfinite="{nonfinite}" dropped: it has no such option')
     if isinstance(getattr(layer, "eps", None), Tensor):
         remarks.append("its learned eps dropped")
+    if site.spec.kind in _DROPPED:
+        remarks.append(_DROPPED[site.spec.kind])
+    if site.is_frozen and asked.to != "frozen":
+        remarks.append("was frozen, and trains from now on")
     count = getattr(layer, "num_batches_tracked", None)
-    if asked.to == "frozen" and count is not None and not count.is_meta and int(count) == 0:
+    if asked.to in ("frozen", "domain") and _is_zero(count):
         remarks.append("warning: no batch has ever updated its statistics")
     return remarks
+
+
+def _is_zero(count: Tensor | None) -> bool:
+    return count is not None and not count.is_meta and not count.any()

@@ -13,14 +13,19 @@ from normkit.batches import Forward, each_batch, in_evaluation
 from normkit.errors import NonFiniteError
 from normkit.hooks import BeforeForward, hooked
 from normkit.kernels import select
+from normkit.layers.batch import PositionBatchNorm2d
+from normkit.layers.domain import DomainBatchNorm
+from normkit.layers.rms import ScaleNorm
 from normkit.moments import Moments
 from normkit.named_layers import display_name
 from normkit.snapshot import untouched
+from normkit.spec import describe
 from normkit.surgery.parity import run_example
 from normkit.surgery.replace.builders import frozen_twin
-from normkit.surgery.replace.carry import Replacement
+from normkit.surgery.replace.carry import AS_BATCH_NORM, Replacement
 from normkit.surgery.replace.foreign import plain
 from normkit.surgery.replace.sites import first_tensor
+from normkit.surgery.replace.stored_forms import write_statistics_
 
 # An input whose variance is below this share of its mean square is constant: all that varies is rounding, which moves
 # values by a few units in the last place.
@@ -70,11 +75,16 @@ class Pairs(NamedTuple):
         x = Moments((self.x.mean - mean) / std, self.x.var / std.square(), self.x.count)
         return self._replace(x=x, covariance=self.covariance / std)
 
-    def fit(self, slope: bool, intercept: bool) -> Line:
-        """Least squares of y = a * x + b; without a slope a is one, without an intercept b is zero."""
+    def fit(self, slope: bool, intercept: bool, in_common: bool = False) -> Line:
+        """Least squares of y = a * x + b; without a slope a is one, without an intercept b is zero.
+
+        `in_common`: one slope for all channels, without an intercept.
+        """
         square = self.x.var + self.x.mean.square()
         spread = self.x.var if intercept else square
         together = self.covariance if intercept else self.covariance + self.x.mean * self.y.mean
+        if in_common:
+            square, spread, together = (t.sum().expand(t.shape) for t in (square, spread, together))
         moves = spread > CONSTANT * square
         a = torch.where(moves, together / spread.where(moves, 1), 0) if slope else torch.ones_like(square)
         b = self.y.mean - a * self.x.mean if intercept else torch.zeros_like(square)
@@ -101,8 +111,8 @@ def observe(
 
 
 def _comparing(one: Replacement, index: int, seen: dict[int, Pairs]) -> BeforeForward:
-    """A hook that passes a layer's input through the old norm and the new one, both without activation."""
-    old = plain(copy.deepcopy(one.site.layer).double(), frozen_twin(one.site)).eval()
+    """A hook that passes a layer's input through the old norm and the new one, both without what follows them."""
+    old = _compared(one)
     new = None if one.needs_statistics else _normalizing_only(one.layer)
 
     def compare(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -115,13 +125,26 @@ def _comparing(one: Replacement, index: int, seen: dict[int, Pairs]) -> BeforeFo
     return compare
 
 
+def _compared(one: Replacement) -> nn.Module:
+    """What the new layer is to come close to: the old one without its activation, unless that is replaced too."""
+    copied = copy.deepcopy(one.source).double().eval()
+    spec = describe(one.layer)
+    if spec is not None and spec.activation == "evo":
+        return copied
+    return plain(copied, frozen_twin(one.site))
+
+
 @torch.no_grad()
 def _normalizing_only(layer: nn.Module) -> nn.Module:
     """A copy with gamma at one, beta at zero and nothing after them."""
     bare = plain(layer).double().eval()
-    for name, parameter in bare.named_parameters():
-        if name != "eps":
-            parameter.fill_(1 if name == "weight" else 0)
+    for name, value in (("weight", 1), ("bias", 0)):
+        parameter = bare._parameters.get(name)
+        if parameter is not None:
+            parameter.fill_(value)
+    if isinstance(bare, DomainBatchNorm):  # every domain has the same statistics
+        bare.domain = 0
+        bare.get_buffer("num_batches_tracked").clamp_(min=1)  # or it would refuse to be evaluated
     if "tau" in bare._parameters:
         bare._parameters["tau"] = None
     return bare
@@ -129,22 +152,45 @@ def _normalizing_only(layer: nn.Module) -> nn.Module:
 
 def _shared(layer: nn.Module, x: Tensor) -> list[int]:
     """The dimensions over which an input shares gamma and beta."""
+    if isinstance(layer, ScaleNorm):
+        return list(range(x.dim() - 1))
     shape: tuple[int, ...] | None = getattr(layer, "normalized_shape", None)
     return [d for d in range(x.dim()) if d != 1] if shape is None else list(range(x.dim() - len(shape)))
 
 
 @torch.no_grad()
-def fit_(one: Replacement, seen: Pairs) -> float:
-    """Set the new layer's gamma and beta, and its statistics if it has none; return the share they explain."""
-    weight, bias = one.layer._parameters.get("weight"), one.layer._parameters.get("bias")
+def fit_(one: Replacement, seen: Pairs) -> float | None:
+    """Set the new layer's gamma and beta, and its statistics if it has none; return the share they explain.
+
+    None where gamma and beta stay: a layer that without statistics computes nothing to fit them to.
+    """
     _must_be_finite(one, seen)
     if one.needs_statistics:
-        seen = _take_statistics_(one.layer, seen)
-    line = seen.fit(weight is not None, bias is not None)
+        mean, var = seen.x.mean, seen.x.unbiased_var if seen.x.count > 1 else seen.x.var
+        write_statistics_(one.layer, mean, var, seen.batches)
+        if not _is_line(one.layer):
+            return None
+        seen = seen.standardized(mean, (var + one.layer.eps).sqrt())  # type: ignore[operator]
+    weight, bias = one.layer._parameters.get("weight"), one.layer._parameters.get("bias")
+    line = seen.fit(weight is not None, bias is not None, in_common=isinstance(one.layer, ScaleNorm))
     for parameter, value in ((weight, line.slope), (bias, line.intercept)):
         if parameter is not None:
-            parameter.copy_(value.reshape(parameter.shape))
+            parameter.copy_(_as_parameter(one.layer, parameter, value))
     return line.explained
+
+
+def _is_line(layer: nn.Module) -> bool:
+    """Whether a layer's evaluation is a straight line for each channel, with the statistics that it was given."""
+    spec = describe(layer)
+    return spec is not None and spec.kind in AS_BATCH_NORM
+
+
+def _as_parameter(layer: nn.Module, parameter: Tensor, per_channel: Tensor) -> Tensor:
+    if isinstance(layer, ScaleNorm):
+        return per_channel[:1]
+    if isinstance(layer, PositionBatchNorm2d):
+        return per_channel[:, None, None]
+    return per_channel.reshape(parameter.shape)
 
 
 def _must_be_finite(one: Replacement, seen: Pairs) -> None:
@@ -153,12 +199,3 @@ def _must_be_finite(one: Replacement, seen: Pairs) -> None:
             f"calibrate needs finite values; on these batches {display_name(one.site.name)!r} sees NaN or infinity. "
             "Leave out the batch that has them, or look for the layer that overflows."
         )
-
-
-def _take_statistics_(layer: nn.Module, seen: Pairs) -> Pairs:
-    """Store the statistics of the old layer's input; return what is then to be fitted."""
-    mean, var = seen.x.mean, seen.x.unbiased_var if seen.x.count > 1 else seen.x.var
-    layer.get_buffer("running_mean").copy_(mean)
-    layer.get_buffer("running_var").copy_(var)
-    layer.get_buffer("num_batches_tracked").fill_(seen.batches)
-    return seen.standardized(mean, (var + layer.eps).sqrt())  # type: ignore[operator]

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normkit.batches import Forward, in_evaluation, tensors_in
 from normkit.hooks import hooked
+from normkit.layers.rms import ScaleNorm
 from normkit.snapshot import untouched
 from normkit.spec import NormSpec
 from normkit.surgery.norms import Norm
@@ -39,10 +41,27 @@ class Site(NamedTuple):
     def channels(self) -> int:
         """The number of gammas that it has, or would have if it were affine."""
         if self.spec.is_over_last:
-            shape: tuple[int, ...] = self.layer.normalized_shape  # type: ignore[assignment]
-            return shape[0]
+            return self.last_shape[0]
         assert self.spec.num_features is not None
         return self.spec.num_features
+
+    @property
+    def last_shape(self) -> tuple[int, ...]:
+        """The sizes of the last dimensions, for a norm over these."""
+        shape: tuple[int, ...] | None = getattr(self.layer, "normalized_shape", None)
+        if shape is None:  # a ScaleNorm has one length for all of them
+            shape = (self.layer.dim,) if isinstance(self.layer, ScaleNorm) else _shape_of_weight(self.layer)
+        return tuple(shape)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it is a frozen batch norm, ours or another library's."""
+        return self.spec.evaluates_as_batch_norm and not isinstance(self.layer, _BatchNorm)
+
+    @property
+    def has_batch_statistics(self) -> bool:
+        """Whether it normalizes across examples, or did before it was frozen."""
+        return "N" in self.spec.over
 
     @property
     def ranks(self) -> list[int]:
@@ -72,7 +91,7 @@ class Site(NamedTuple):
     def _need_vectors(self) -> None:
         if not self.shapes:
             raise Skip("it normalizes the last dimension, and may do so over positions; pass example=")
-        if self.ranks != [2] or len(self.layer.normalized_shape) > 1:  # type: ignore[arg-type]
+        if self.ranks != [2] or len(self.last_shape) > 1:
             raise Skip("its inputs have their channels last, and positions before them")
 
 
@@ -103,3 +122,9 @@ def _dimensions_of(layer: nn.Module) -> int | None:
         if says:
             return int(says[1])
     return None
+
+
+def _shape_of_weight(layer: nn.Module) -> tuple[int, ...]:
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return tuple(weight.shape)

@@ -9,11 +9,29 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from normkit import layers
-from normkit.errors import ArgumentError, did_you_mean
+from normkit.errors import ArgumentError, NormkitError, did_you_mean
 from normkit.spec import NormSpec
 
 TargetName = Literal[
-    "batch", "sync", "frozen", "renorm", "ghost", "group", "instance", "layer", "rms", "filter-response"
+    "batch",
+    "sync",
+    "frozen",
+    "renorm",
+    "ghost",
+    "accumulated",
+    "domain",
+    "moving",
+    "whitened",
+    "switchable",
+    "position",
+    "group",
+    "instance",
+    "layer",
+    "rms",
+    "scale",
+    "filter-response",
+    "evo-b0",
+    "evo-s0",
 ]
 Classes = Literal["normkit", "torch"]
 Choice = Callable[[NormSpec], nn.Module | None]
@@ -25,7 +43,16 @@ ANY = 0  # dimensions of a class that takes inputs of any rank
 class Target:
     """Classes by the number of their inputs' dimensions beyond (N, C), ours and torch's, and their options.
 
-    `size` is what their constructors call the number of channels.
+    Attributes:
+        ours: our classes.
+        torchs: torch's of the same function, if it has any.
+        options: what both take.
+        only_ours: what only ours take.
+        size: what their constructors call the number of channels.
+        required: options without which no layer can be made, and what they are.
+        at_most: an option that is an upper bound, fitted to the channels of each layer, and what it counts.
+        sizes: further arguments that say how large a layer is, with values that suit 2 channels.
+        is_across: whether they normalize with statistics across examples.
     """
 
     ours: Mapping[int, type[nn.Module]]
@@ -33,6 +60,10 @@ class Target:
     options: tuple[str, ...] = ("eps",)
     only_ours: tuple[str, ...] = ()
     size: str = "num_features"
+    required: Mapping[str, str] = field(default_factory=dict)
+    at_most: tuple[str, str] | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    is_across: bool = False
 
     def classes(self, whose: Classes) -> Mapping[int, type[nn.Module]]:
         """The classes of one origin."""
@@ -44,6 +75,7 @@ class Target:
 
 
 BATCHED = ("eps", "momentum")
+GROUPS = ("groups", "the most groups to make")
 
 TARGETS: dict[str, Target] = {
     "batch": Target(
@@ -51,19 +83,65 @@ TARGETS: dict[str, Target] = {
         {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d},
         BATCHED,
         ("nonfinite", "inplace"),
+        is_across=True,
     ),
-    "sync": Target({ANY: layers.SyncBatchNorm}, {ANY: nn.SyncBatchNorm}, (*BATCHED, "process_group"), ("nonfinite",)),
+    "sync": Target(
+        {ANY: layers.SyncBatchNorm},
+        {ANY: nn.SyncBatchNorm},
+        (*BATCHED, "process_group"),
+        ("nonfinite",),
+        is_across=True,
+    ),
     "frozen": Target(
-        {1: layers.FrozenBatchNorm1d, 2: layers.FrozenBatchNorm2d, 3: layers.FrozenBatchNorm3d}, options=BATCHED
+        {1: layers.FrozenBatchNorm1d, 2: layers.FrozenBatchNorm2d, 3: layers.FrozenBatchNorm3d},
+        options=BATCHED,
+        is_across=True,
     ),
     "renorm": Target(
         {1: layers.BatchRenorm1d, 2: layers.BatchRenorm2d, 3: layers.BatchRenorm3d},
         options=(*BATCHED, "r_max", "d_max", "schedule", "nonfinite", "inplace"),
+        is_across=True,
     ),
     "ghost": Target(
-        {1: layers.GhostBatchNorm1d, 2: layers.GhostBatchNorm2d}, options=(*BATCHED, "chunk_size", "nonfinite")
+        {1: layers.GhostBatchNorm1d, 2: layers.GhostBatchNorm2d},
+        options=(*BATCHED, "chunk_size", "nonfinite"),
+        is_across=True,
     ),
-    "group": Target({ANY: layers.GroupNorm}, {ANY: nn.GroupNorm}, ("eps", "groups"), size="num_channels"),
+    "accumulated": Target(
+        {2: layers.AccumulatedBatchNorm2d},
+        options=(*BATCHED, "micro_batches", "nonfinite", "inplace"),
+        required={"micro_batches": "the forwards between two steps of the optimizer"},
+        is_across=True,
+    ),
+    "domain": Target(
+        {1: layers.DomainBatchNorm1d, 2: layers.DomainBatchNorm2d},
+        options=(*BATCHED, "num_domains", "nonfinite", "inplace"),
+        required={"num_domains": "the number of domains"},
+        is_across=True,
+    ),
+    "moving": Target({2: layers.MovingBatchNorm2d}, options=(*BATCHED, "buffer_size", "warmup"), is_across=True),
+    "whitened": Target(
+        {1: layers.WhitenedBatchNorm1d, 2: layers.WhitenedBatchNorm2d},
+        options=(*BATCHED, "method", "group_size", "iterations"),
+        at_most=("group_size", "the most channels to whiten together"),
+        sizes={"group_size": 1},
+        is_across=True,
+    ),
+    "switchable": Target({2: layers.SwitchableNorm2d}, options=BATCHED, is_across=True),
+    "position": Target(
+        {2: layers.PositionBatchNorm2d},
+        options=(*BATCHED, "nonfinite"),
+        sizes={"height": 2, "width": 2},
+        is_across=True,
+    ),
+    "group": Target(
+        {ANY: layers.GroupNorm},
+        {ANY: nn.GroupNorm},
+        ("eps", "groups"),
+        size="num_channels",
+        at_most=GROUPS,
+        sizes={"num_groups": 1},
+    ),
     "instance": Target(
         {1: layers.InstanceNorm1d, 2: layers.InstanceNorm2d, 3: layers.InstanceNorm3d},
         {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d},
@@ -71,7 +149,10 @@ TARGETS: dict[str, Target] = {
     ),
     "layer": Target({ANY: layers.LayerNorm}, {ANY: nn.LayerNorm}, size="normalized_shape"),
     "rms": Target({ANY: layers.RMSNorm}, {ANY: nn.RMSNorm}, size="normalized_shape"),
+    "scale": Target({ANY: layers.ScaleNorm}, size="dim"),
     "filter-response": Target({2: layers.FilterResponseNorm2d}, options=("eps", "learnable_eps", "threshold")),
+    "evo-b0": Target({2: layers.EvoNormB0}, options=BATCHED, is_across=True),
+    "evo-s0": Target({2: layers.EvoNormS0}, options=("eps", "groups"), at_most=GROUPS, sizes={"groups": 1}),
 }
 
 
@@ -101,30 +182,48 @@ def wanted(to: object, classes: str, options: Mapping[str, Any]) -> Wanted:
     """Check a request, before anything is changed."""
     if classes not in get_args(Classes):
         raise ArgumentError(f'classes must be "normkit" or "torch"; got {classes!r}.')
-    if not isinstance(to, str) or to not in TARGETS:
-        hint = did_you_mean(to, TARGETS)
-        known = ", ".join(f'"{name}"' for name in TARGETS)
-        raise ArgumentError(f"to must be one of {known}, or a function of a NormSpec; got {to!r}.{hint}")
-    asked = Wanted(to, classes, options)  # type: ignore[arg-type]
-    if not asked.target.classes(asked.classes):
+    target = target_named(to, "to", "or a function of a NormSpec")
+    asked = Wanted(str(to), classes, options)  # type: ignore[arg-type]
+    if not target.classes(asked.classes):
         there = ", ".join(f'"{name}"' for name, target in TARGETS.items() if target.torchs)
         raise ArgumentError(f'torch has no class for "{to}", only for {there}. Leave classes="torch" out.')
-    _check_options(asked)
+    who, kind = f'convert to "{to}"', next(iter(target.classes(asked.classes).values()))
+    check_names(options, target.taken(asked.classes), who)
+    check_values(kind, target, options, who)
     return asked
 
 
-def _check_options(asked: Wanted) -> None:
-    taken = asked.target.taken(asked.classes)
-    for name in asked.options:
+def target_named(name: object, argument: str, otherwise: str = "") -> Target:
+    """A row of the table; an error that names the nearest if there is none."""
+    if isinstance(name, str) and name in TARGETS:
+        return TARGETS[name]
+    known = ", ".join(f'"{known}"' for known in TARGETS) + (otherwise and f", {otherwise}")
+    raise ArgumentError(f"{argument} must be one of {known}; got {name!r}.{did_you_mean(name, TARGETS)}")
+
+
+def check_names(options: Mapping[str, Any], taken: tuple[str, ...], who: str) -> None:
+    """Refuse options that a target does not take."""
+    for name, value in options.items():
         if name not in taken:
             hint = did_you_mean(name, taken)
-            got = f"{name}={asked.options[name]!r}"
-            raise ArgumentError(f'convert to "{asked.to}" takes the options {", ".join(taken)}; got {got}.{hint}')
-    options = dict(asked.options)
-    if asked.to == "group":
-        groups = options.pop("groups", 32)
-        if type(groups) is not int or groups < 1:
-            raise ArgumentError(f"groups must be a number from 1 on, the most groups to make; got {groups!r}.")
-        options["num_groups"] = 1
-    kind = next(iter(asked.target.classes(asked.classes).values()))
-    kind(**{asked.target.size: 2}, **options)  # the smallest layer refuses the options that the real ones would
+            raise ArgumentError(f"{who} takes the options {', '.join(taken)}; got {name}={value!r}.{hint}")
+
+
+def check_values(kind: Callable[..., nn.Module], target: Target, options: Mapping[str, Any], who: str) -> None:
+    """Refuse values that the smallest layer refuses, as the real ones would."""
+    for name, what in target.required.items():
+        if name not in options:
+            raise ArgumentError(f"{who} needs {name}=, {what}; got none.")
+    own = dict(options)
+    if target.at_most is not None:
+        name, what = target.at_most
+        most = own.pop(name, None)
+        if most is not None and (type(most) is not int or most < 1):
+            raise ArgumentError(f"{name} must be a number from 1 on, {what}; got {most!r}.")
+    try:
+        kind(**{target.size: 2}, **{**target.sizes, **own})
+    except NormkitError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:  # of torch, which an option went to as it was
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        raise ArgumentError(f"{who} cannot make a layer with {given}: {error}") from error

@@ -14,38 +14,34 @@ from normkit.layers.frozen import FrozenBatchNorm
 from normkit.layers.norm_layer import NormLayer
 from normkit.layers.sync import SyncBatchNorm
 from normkit.snapshot import untouched
-from normkit.surgery.norms import UNKNOWN, Norm, stored_moments, survey
-from normkit.surgery.operation import Skip, become, operation
+from normkit.surgery.norms import UNKNOWN, Norm, Survey, stored_moments
+from normkit.surgery.operation import NothingToDo, Operation, Skip, become
 from normkit.surgery.parity import run_example
 from normkit.surgery.replace.builders import frozen_twin, place_and_type, with_parts
 from normkit.surgery.replace.carry import Replacement, carry_, label, module_after
 from normkit.surgery.replace.foreign import known_base, must_be_understood
 from normkit.surgery.replace.sites import Site, sites
-from normkit.surgery.result import Surgery
 
 _DECIDED = {"affine", "elementwise_affine", "bias", "track_running_stats"}  # by what the layer has
 
 
-def in_torch_classes(model: nn.Module, example: Any, forward: Forward | None, inplace: bool) -> Surgery:
+def take_torch_classes(op: Operation, found: Survey, example: Any, forward: Forward | None) -> None:
     """Put torch's class of the same function in the place of every norm that has one."""
-    with operation(model, inplace) as op:
-        before = op.trace(example, forward)
-        found = survey(op.model)
-        options = _options_of_calls(op.model, found.norms, example, forward)
-        for site in sites(op.model, found.norms, example, forward):
-            with op.attempt(site.name, label(site.layer)):
-                one = _in_torch(site, options[id(site.layer)])
-                op.change(site.name, one.what, "; ".join(one.notes))
-                become(site.layer, one.whole)
-        for name, layer in found.unknown.items():
-            op.skip(name, label(layer), UNKNOWN)
-        return op.result(before, example, forward)
+    op.ask(found, [norm.name for norm in found.norms])
+    options = _options_of_calls(op.model, found.norms, example, forward)
+    for site in sites(op.model, found.norms, example, forward):
+        with op.attempt(site.name, label(site.layer)):
+            one = _in_torch(site, options[id(site.layer)])
+            op.change(site.name, one.what, "; ".join(one.notes))
+            become(site.layer, one.whole)
+    for name, layer in found.unknown.items():
+        op.skip(name, label(layer), UNKNOWN)
 
 
 def _in_torch(site: Site, options: Sequence[str]) -> Replacement:
     layer = site.layer
     if not isinstance(layer, NormLayer) and type(layer).__module__.startswith("torch.nn."):
-        raise Skip("is torch's own already")
+        raise NothingToDo("is torch's own already")
     kind = _class_for(layer)
     if kind is None:
         raise Skip(f"torch has no class that computes what a {site.class_name} does")
@@ -58,7 +54,7 @@ def _in_torch(site: Site, options: Sequence[str]) -> Replacement:
     after = module_after(site)
     if after is not None:
         notes.append(f"{site.spec.activation} follows as a module: its state_dict keys begin with 0, and with 1")
-    return Replacement(site, new.train(layer.training), True, notes, after)
+    return Replacement(site, new.train(layer.training), True, notes, layer, after)
 
 
 def _class_for(layer: nn.Module) -> type[nn.Module] | None:

@@ -16,6 +16,7 @@ from normkit.surgery.no_updates import uncompiled
 from normkit.surgery.norms import Norm
 from normkit.surgery.operation import Operation, operation
 from normkit.surgery.result import Surgery
+from normkit.surgery.selection import Patterns
 from normkit.surgery.statistics.collect import Batches, Progress, gather
 from normkit.surgery.statistics.drift import Drift, drift
 from normkit.surgery.statistics.predictions import Ballot, Logits, Predictions, logits_of
@@ -49,6 +50,8 @@ def adapt(
     collapse: float = 0.5,
     max_drift: float | None = None,
     example: Any = None,
+    only: Patterns | None = None,
+    skip: Patterns | None = None,
     inplace: bool = False,
     progress: Progress | None = None,
 ) -> Surgery:
@@ -80,16 +83,19 @@ def adapt(
         collapse: see above; 0 switches this check off.
         max_drift: see above, in nats, the mean over channels; None sets no limit.
         example: a batch on which to measure how far the outputs move.
+        only: names or shell patterns of layers: only these, and what is inside them.
+        skip: names or shell patterns of layers to leave alone, with what is inside them.
         inplace: on the model itself instead of a copy.
         progress: called after each batch with the number of batches run so far.
     """
     _check(method, prior, lr, epochs, collapse)
     each = Batches(repeatable(batches, "adapt"), forward, progress)
-    with operation(model, inplace) as op:
+    with operation(model, inplace, only, skip) as op:
         before = op.trace(example, forward)
         start = Snapshot(op.model)
-        steps = EntropySteps(op.model, lr, epochs, optimizer) if method == "tent" else None
-        targets = estimable(op)
+        found = op.survey()
+        steps = EntropySteps(op.model, found.norms, lr, epochs, optimizer) if method == "tent" else None
+        targets = estimable(op, found, steps.learned if steps else ())
         watch = _Watch(op.model, each, logits, collapse, max_drift, _group(targets, method))
         adaptation = _Adaptation(op, targets, each, prior, watch, steps)
         try:

@@ -13,6 +13,7 @@ from normkit.moments import PopulationMethod
 from normkit.surgery.norms import Norm
 from normkit.surgery.operation import Operation, operation
 from normkit.surgery.result import Surgery
+from normkit.surgery.selection import Patterns
 from normkit.surgery.statistics.collect import Batches, Progress, gather, gather_last, visits
 from normkit.surgery.statistics.drift import drift
 from normkit.surgery.statistics.stored import NOT_REACHED, WHAT, estimable, population_of, store, stored
@@ -27,6 +28,8 @@ def recalibrate(
     method: PopulationMethod = "pooled",
     exact: bool = False,
     example: Any = None,
+    only: Patterns | None = None,
+    skip: Patterns | None = None,
     inplace: bool = False,
     progress: Progress | None = None,
 ) -> Surgery:
@@ -44,15 +47,17 @@ def recalibrate(
         exact: layer by layer, in the order they run: the statistics of each norm are taken with all norms before it in
             evaluation, with their new statistics, which is the input it will have from then on.
         example: a batch on which to measure how far the outputs move.
+        only: names or shell patterns of layers: only these, and what is inside them.
+        skip: names or shell patterns of layers to leave alone, with what is inside them.
         inplace: on the model itself instead of a copy.
         progress: called after each batch with the number of batches run so far.
     """
     if method not in get_args(PopulationMethod):
         raise ArgumentError(f'method must be "pooled" or "paper"; got {method!r}.')
     each = Batches(repeatable(batches, "recalibrate(exact=True)") if exact else batches, forward, progress)
-    with operation(model, inplace) as op:
+    with operation(model, inplace, only, skip) as op:
         before = op.trace(example, forward)
-        targets = estimable(op)
+        targets = estimable(op, op.survey())
         if not targets:
             each.check()
         elif exact:

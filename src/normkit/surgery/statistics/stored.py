@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
@@ -9,17 +11,21 @@ from torch.nn.parameter import is_lazy
 from normkit.errors import ArgumentError, NonFiniteError, ShapeError
 from normkit.layers.channel_norm import ChannelNorm
 from normkit.moments import Moments
-from normkit.surgery.norms import UNKNOWN, Norm, survey
+from normkit.surgery.norms import UNKNOWN, Norm, Survey
 from normkit.surgery.operation import Operation, Skip
+from normkit.surgery.replace.stored_forms import keeps_statistics
 from normkit.surgery.statistics.tally import Tally
 
 WHAT, NOT_REACHED = "statistics re-estimated", "was not reached by any batch"
 NOTHING_STORED = "stores no statistics"
 
 
-def estimable(op: Operation) -> list[Norm]:
-    """The norms whose stored statistics are the moments of batches; all others are recorded as skipped."""
-    found = survey(op.model)
+def estimable(op: Operation, found: Survey, learned: Collection[str] = ()) -> list[Norm]:
+    """The norms whose stored statistics are the moments of batches; all others are recorded as skipped.
+
+    `learned`: layers that were asked for because of their gamma and beta, whatever they store.
+    """
+    op.ask(found, [*_expected(found), *learned])
     targets = []
     for norm in found.norms:
         with op.attempt(norm.name, WHAT):
@@ -28,6 +34,12 @@ def estimable(op: Operation) -> list[Norm]:
     for name in found.unknown:
         op.skip(name, WHAT, UNKNOWN)
     return targets
+
+
+def _expected(found: Survey) -> list[str]:
+    """The layers whose statistics the caller counts on: all that store some, unless they were frozen on purpose."""
+    known = [norm.name for norm in found.norms if norm.spec.updates != "never"]
+    return known + [name for name, layer in found.unknown.items() if keeps_statistics(layer)]
 
 
 def _must_store_batch_moments(norm: Norm) -> None:

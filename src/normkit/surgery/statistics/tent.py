@@ -14,7 +14,7 @@ from normkit.batches import in_evaluation
 from normkit.errors import ArgumentError, NonFiniteError
 from normkit.named_layers import named_layers
 from normkit.surgery.no_updates import no_updates
-from normkit.surgery.norms import Norm, norms
+from normkit.surgery.norms import Norm
 from normkit.surgery.statistics.collect import Batches
 from normkit.surgery.statistics.predictions import Logits, entropies, logits_of
 
@@ -22,11 +22,13 @@ MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
 class EntropySteps:
-    """Steps on the gammas and betas of a model, one per batch; nothing else in it is written."""
+    """Steps on the gammas and betas of norms, one per batch; nothing else in the model is written."""
 
-    def __init__(self, model: nn.Module, lr: float, epochs: int, optimizer: MakeOptimizer | None) -> None:
+    def __init__(
+        self, model: nn.Module, norms: Sequence[Norm], lr: float, epochs: int, optimizer: MakeOptimizer | None
+    ) -> None:
         self._model, self._epochs = model, epochs
-        self.learned = {norm.name: found for norm in norms(model) if (found := _gamma_and_beta(norm))}
+        self.learned = {norm.name: found for norm in norms if (found := _gamma_and_beta(norm))}
         if not self.learned:
             raise ArgumentError(
                 'method "tent" steps on gamma and beta, and no norm of this model has them as parameters. Use "adabn".'
