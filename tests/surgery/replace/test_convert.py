@@ -20,7 +20,7 @@ from support.foreign_norms import (
     FrozenBatchNorm2d,
     HiddenActivation,
     InFloat32,
-    LlamaStyleRMSNorm,
+    MeanMagnitudeNorm,
     NeedsMore,
     OnlyARename,
     Scattered,
@@ -417,11 +417,11 @@ def test_frozen_norms_of_others(eps):
 
 
 def test_norms_that_are_not_known_are_named():
-    done = convert(nn.Sequential(LlamaStyleRMSNorm(4), nn.LocalResponseNorm(2), nk.PositionBatchNorm2d(4, 2, 2)), "rms")
+    done = convert(nn.Sequential(MeanMagnitudeNorm(4), nn.LocalResponseNorm(2), nk.PositionBatchNorm2d(4, 2, 2)), "rms")
     assert [(s.layer, s.what) for s in done.skipped] == [
         ("1", "LocalResponseNorm"),
         ("2", "PositionBatchNorm2d"),
-        ("0", "LlamaStyleRMSNorm"),
+        ("0", "MeanMagnitudeNorm"),
     ]
     assert done.skipped[2].why == "is not a norm we know"
 

@@ -90,25 +90,32 @@ def _fewest_positions(site: Site) -> int:
 
 
 def _layer(site: Site, asked: Wanted) -> Built:
+    _must_not_be_of_maps(site)
     if not site.spec.is_over_last and site.ranks != [2]:
         one_group = Wanted("group", asked.classes, {**asked.options, "groups": 1})
         return _group(site, one_group)[0], "over channels and positions together"
     return _over_last(site, asked)
 
 
+def _must_not_be_of_maps(site: Site) -> None:
+    if site.spec.channels_first:
+        raise Skip("it normalizes the channels of each position, which are the second dimension; ours take the last")
+
+
 def _rms(site: Site, asked: Wanted) -> Built:
+    _must_not_be_of_maps(site)
     if not site.spec.is_over_last and site.ranks != [2]:
         if not site.shapes and site.dimensions() == 1:
             raise Skip(f"a {site.class_name} may see (N, C), which RMSNorm takes, or (N, C, L); pass example=")
         raise Skip("RMSNorm takes the last dimension for the channels, and here they are the second")
     new, note = _over_last(site, asked)
-    if getattr(site.layer, "bias", None) is not None:
+    if site.spec.affine in (True, "shift"):
         note = "beta dropped: RMSNorm has none"
     return new, note
 
 
 def _over_last(site: Site, asked: Wanted) -> Built:
-    shape = site.layer.normalized_shape if site.spec.is_over_last else (site.channels,)
+    shape = site.normalized_shape if site.spec.is_over_last else (site.channels,)
     affine: dict[str, Any] = {"elementwise_affine": site.spec.affine is not False}
     if asked.to == "layer":
         affine["bias"] = site.spec.affine in (True, "shift")
@@ -176,6 +183,8 @@ def _options(site: Site, asked: Wanted) -> dict[str, Any]:
     for name in asked.target.taken(asked.classes):
         if name in asked.options:
             found[name] = asked.options[name]
+        elif name == "eps" and site.spec.eps is not None:  # foreign layers may call it otherwise, or not keep it
+            found[name] = site.spec.eps
         elif _passes_on(site, name):
             held = [vars(site.layer), *(former["attributes"] for former in formers(site.layer))]
             found |= next(({name: of[name]} for of in held if name in of), {})

@@ -100,15 +100,28 @@ def must_be_movable(site: Site) -> None:
 
 def carry_(new: nn.Module, old: nn.Module) -> None:
     """Give a layer the old one's gamma, beta and statistics, the very tensors, where it has places of their shape."""
-    for name in AFFINE:
-        place, value = new._parameters.get(name), getattr(old, name, None)
-        if place is not None and value is not None and place.shape == value.shape:
-            new._parameters[name] = parameter_of(old, name)
+    _carry_affine_(new, old)
     _carry_statistics_(new, old)
     if stored_moments(old) is not None and stored_moments(new) is not None:
         # It may have been switched off after the layer was made.
         vars(new)["track_running_stats"] = getattr(old, "track_running_stats", True)
     _keep_attributes_(new, old)
+
+
+def _carry_affine_(new: nn.Module, old: nn.Module) -> None:
+    """Give `new` the gamma and beta of `old`: the tensors themselves, unless one of the layers adds to its weight."""
+    before, after = describe(old), describe(new)
+    if before is None or after is None:
+        return
+    added = before.weight_offset - after.weight_offset
+    for theirs, ours, more in zip(before.names, after.names, (added, 0.0), strict=True):
+        place, value = new._parameters.get(ours), getattr(old, theirs, None)
+        if place is not None and value is not None and place.shape == value.shape:
+            new._parameters[ours] = _plus(value, more) if more else parameter_of(old, theirs)
+
+
+def _plus(value: Tensor, more: float) -> nn.Parameter:
+    return nn.Parameter(value.detach() + more, requires_grad=value.requires_grad)
 
 
 def _carry_statistics_(new: nn.Module, old: nn.Module, cloned: bool = False) -> None:
@@ -180,6 +193,8 @@ def _remarks(site: Site, asked: Wanted) -> list[str]:
     nonfinite = getattr(layer, "nonfinite", "propagate")
     if nonfinite != "propagate" and asked.to != "frozen" and "nonfinite" not in asked.target.taken(asked.classes):
         remarks.append(f'nonfinite="{nonfinite}" dropped: it has no such option')
+    if site.spec.weight_offset:
+        remarks.append(f"its weight plus {site.spec.weight_offset:g} is the new one")
     if isinstance(getattr(layer, "eps", None), Tensor):
         remarks.append("its learned eps dropped")
     count = getattr(layer, "num_batches_tracked", None)

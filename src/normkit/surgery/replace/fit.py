@@ -16,6 +16,7 @@ from normkit.kernels import select
 from normkit.moments import Moments
 from normkit.named_layers import display_name
 from normkit.snapshot import untouched
+from normkit.spec import describe
 from normkit.surgery.parity import run_example
 from normkit.surgery.replace.builders import frozen_twin
 from normkit.surgery.replace.carry import Replacement
@@ -129,19 +130,23 @@ def _normalizing_only(layer: nn.Module) -> nn.Module:
 
 def _shared(layer: nn.Module, x: Tensor) -> list[int]:
     """The dimensions over which an input shares gamma and beta."""
-    shape: tuple[int, ...] | None = getattr(layer, "normalized_shape", None)
-    return [d for d in range(x.dim()) if d != 1] if shape is None else list(range(x.dim() - len(shape)))
+    spec = describe(layer)
+    if spec is None or not spec.is_over_last:
+        return [d for d in range(x.dim()) if d != 1]
+    return list(range(x.dim() - len(spec.normalized_shape or (1,))))
 
 
 @torch.no_grad()
 def fit_(one: Replacement, seen: Pairs) -> float:
     """Set the new layer's gamma and beta, and its statistics if it has none; return the share they explain."""
-    weight, bias = one.layer._parameters.get("weight"), one.layer._parameters.get("bias")
+    spec = describe(one.layer)
+    assert spec is not None
+    weight, bias = (one.layer._parameters.get(name) for name in spec.names)
     _must_be_finite(one, seen)
     if one.needs_statistics:
         seen = _take_statistics_(one.layer, seen)
     line = seen.fit(weight is not None, bias is not None)
-    for parameter, value in ((weight, line.slope), (bias, line.intercept)):
+    for parameter, value in ((weight, line.slope - spec.weight_offset), (bias, line.intercept)):
         if parameter is not None:
             parameter.copy_(value.reshape(parameter.shape))
     return line.explained
