@@ -254,6 +254,11 @@ def _kept_in(norm: nn.Module) -> ActivationLike | None:
     kept = vars(norm).get("activation")
     if kept in MODULES if isinstance(kept, str) else callable(kept) and not isinstance(kept, type):
         return kept
+    return activation_child(norm)
+
+
+def activation_child(norm: nn.Module) -> nn.Module | None:
+    """The child of a norm that is an activation, as timm's norms have it."""
     for name, child in norm._modules.items():
         if name != "parametrizations" and child is not None and not isinstance(child, nn.Identity | _DropoutNd):
             return child

@@ -85,7 +85,7 @@ class InFloat32(nn.LayerNorm):
         return F.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
 
 
-class LlamaStyleRMSNorm(nn.Module):
+class MeanMagnitudeNorm(nn.Module):
     """A norm by its name, and none that is known."""
 
     def __init__(self, size):
@@ -93,7 +93,7 @@ class LlamaStyleRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x):
-        return x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt() * self.weight
+        return x / x.abs().mean(-1, keepdim=True).add(1e-6) * self.weight
 
 
 class Scattered(nn.Module):

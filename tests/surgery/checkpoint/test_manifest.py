@@ -1,5 +1,6 @@
 """What a state_dict forgets is in the manifest, for every norm there is."""
 
+import copy
 import json
 import math
 
@@ -11,6 +12,7 @@ import normkit as nk
 from normkit.errors import ArgumentError
 from normkit.surgery.checkpoint.manifest import FORMAT, differences, manifest
 from support.cases import CASES
+from support.look_alikes import Gemma, Llama
 
 
 class Net(nn.Module):
@@ -166,6 +168,40 @@ def test_norms_that_describe_does_not_know():
     assert differences(found, manifest(mine)) == []
     del found["unknown"]
     assert differences(found, manifest(theirs)) == []
+
+
+def test_norms_that_others_wrote():
+    mine, theirs = (nn.Sequential(nn.Linear(3, 3), Llama(3, eps)) for eps in (1e-6, 1e-5))
+    found = json.loads(json.dumps(manifest(mine)))
+    entry = found["norms"]["1"]
+    assert (entry["kind"], entry["eps"], entry["normalized_shape"], entry["exact"]) == ("rms", 1e-6, [3], False)
+    assert found["unknown"] == {}
+    assert differences(found, manifest(mine)) == []
+    assert differences(found, manifest(theirs)) == [("1", "eps", 1e-6, 1e-5), ("1", "variance_epsilon", 1e-6, 1e-5)]
+    plus = nn.Sequential(nn.Linear(3, 3), Gemma(3))
+    assert ("1", "weight_offset", 0.0, 1.0) in differences(found, manifest(plus))
+
+
+class RMSNorm(Llama):
+    """A norm by its name too."""
+
+
+def test_a_norm_that_is_known_on_one_side_only():
+    """A file of a version that did not know it, or a model on the meta device, where it cannot be tried."""
+    mine, theirs = (nn.Sequential(RMSNorm(3, eps)) for eps in (1e-6, 1e-5))
+    for other in (mine, theirs):
+        meta = manifest(copy.deepcopy(other).to("meta"))
+        assert list(meta["unknown"]) == ["0"]
+        expected = [] if other is mine else [("0", "variance_epsilon", 1e-6, 1e-5)]
+        assert differences(manifest(mine), meta) == expected
+        assert [d._replace(saved=d.here, here=d.saved) for d in differences(meta, manifest(mine))] == expected
+
+
+def test_a_file_without_the_sizes_of_layer_norms():
+    found = manifest(nn.LayerNorm(4))
+    for name in ("normalized_shape", "channels_first", "weight_offset", "names"):
+        del found["norms"][""][name]
+    assert differences(found, manifest(nn.LayerNorm(4))) == []
 
 
 def test_lazy_and_meta_layers_are_described():

@@ -22,7 +22,7 @@ from support.foreign_norms import (
     FrozenBatchNorm2d,
     HiddenActivation,
     InFloat32,
-    LlamaStyleRMSNorm,
+    MeanMagnitudeNorm,
     NeedsMore,
     OnlyARename,
     Scattered,
@@ -437,12 +437,12 @@ def test_frozen_norms_of_others(eps):
 
 
 def test_norms_that_are_not_known_are_named():
-    model = nn.Sequential(LlamaStyleRMSNorm(4), nn.LocalResponseNorm(2), nk.PositionBatchNorm2d(4, 2, 2))
+    model = nn.Sequential(MeanMagnitudeNorm(4), nn.LocalResponseNorm(2), nk.PositionBatchNorm2d(4, 2, 2))
     done = warned(convert, model, "rms")
     assert [(s.layer, s.what) for s in done.skipped] == [
         ("1", "LocalResponseNorm"),
         ("2", "PositionBatchNorm2d"),
-        ("0", "LlamaStyleRMSNorm"),
+        ("0", "MeanMagnitudeNorm"),
     ]
     assert done.skipped[2].why == "is not a norm we know"
 

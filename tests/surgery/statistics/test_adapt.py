@@ -14,6 +14,7 @@ from normkit.surgery.statistics.collect import BatchError
 from normkit.surgery.statistics.drift import drift
 from normkit.surgery.statistics.recalibrate import recalibrate
 from support.case import randomize_
+from support.look_alikes import Lengths
 from support.model_state import assert_same, everything
 from support.warned import warned
 
@@ -153,6 +154,13 @@ def test_tent_takes_norms_without_statistics_too(target):
     ]
     assert found.skipped == [("0.unused", "gamma and beta stepped", "no gradient came to it")]
     assert not torch.equal(found.model[1].weight, model[1].weight)
+
+
+def test_tent_takes_norms_that_others_wrote(target):
+    model = nn.Sequential(nn.Linear(FEATURES, 6), Lengths(6), nn.Linear(6, CLASSES))
+    found = adapt(model, target, "tent", lr=0.01)
+    assert [change.layer for change in found.changed] == ["1"]
+    assert not torch.equal(found.model[1].g, model[1].g)
 
 
 @pytest.mark.parametrize("method", ["adabn", "tent"])

@@ -24,6 +24,8 @@ _COMPARED = (
     *("kind", "over", "scope", "updates", "affine", "num_features", "num_groups", "activation"),
     *("eps", "momentum"),
 )
+# The same, of what older files do not have.
+_COMPARED_IF_SAVED = ("normalized_shape", "channels_first", "weight_offset")
 # Attributes of a layer that do not change what it computes, or that its spec already has.
 _NO_OPTION = {"training", "affine", "elementwise_affine", "inplace", "nonfinite", "domain", "num_channels"}
 
@@ -61,8 +63,8 @@ def manifest(model: nn.Module) -> dict[str, Any]:
     - "model": the class of the model.
     - "counts": "layers", "parameters" and "norms".
     - "norms": of every norm layer, by name, its "class", its "mode" ("train" or "eval"), what `describe` says of it
-      (kind, over, uses, scope, updates, affine, eps, momentum, num_features, num_groups, activation, exact), its
-      "num_batches_tracked", and "options": its other arguments.
+      (kind, over, uses, scope, updates, affine, eps, momentum, num_features, normalized_shape, num_groups, activation,
+      channels_first, weight_offset, names, exact), its "num_batches_tracked", and "options": its other arguments.
     - "unknown": of layers that are norms by their names, and that `describe` does not know, "class" and "options".
     """
     if not isinstance(model, nn.Module):
@@ -98,15 +100,18 @@ def is_manifest(found: Mapping[str, Any]) -> bool:
 def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[Difference]:
     """How the norms of two manifests differ. Torch's layers and ours of the same function do not."""
     found: list[Difference] = []
+    unknown = saved.get("unknown", {})
     for name in {**saved["norms"], **here["norms"]}:
         theirs, ours = saved["norms"].get(name), here["norms"].get(name)
-        if theirs is None or ours is None:
-            found.append(Difference(name, "norm", _called(theirs), _called(ours)))
-        else:
+        if theirs is not None and ours is not None:
             found += [Difference(name, *difference) for difference in _between(theirs, ours)]
+        elif name in unknown or name in here["unknown"]:  # by another version, or on the meta device
+            options = _options_between(theirs or unknown[name], ours or here["unknown"][name])
+            found += [Difference(name, *difference) for difference in options]
+        else:
+            found.append(Difference(name, "norm", _called(theirs), _called(ours)))
     for name, entry in here["unknown"].items():  # what they compute is unknown, but their options are not
-        theirs = saved.get("unknown", {}).get(name, {})
-        found += [Difference(name, *difference) for difference in _options_between(theirs, entry)]
+        found += [Difference(name, *difference) for difference in _options_between(unknown.get(name, {}), entry)]
     return found
 
 
@@ -123,7 +128,7 @@ def _entry(norm: Norm) -> dict[str, Any]:
 
 
 def _options(layer: nn.Module) -> dict[str, Any]:
-    """Public attributes with plain values: r_max, chunk_size, normalized_shape, an LRN's alpha, ..."""
+    """Public attributes with plain values: r_max, chunk_size, an LRN's alpha, ..."""
     public = {name: value for name, value in vars(layer).items() if not name.startswith("_") and name not in _NO_OPTION}
     return {name: jsonable(value) for name, value in public.items() if _is_plain(value)}
 
@@ -133,7 +138,7 @@ def _between(saved: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tupl
     # Known classes are compared by what they do; an unknown one may do more than its spec says.
     if _called(saved) != _called(here) and not (saved["exact"] and here["exact"]):
         yield "class", _called(saved), _called(here)
-    for name in _COMPARED:
+    for name in (*_COMPARED, *(name for name in _COMPARED_IF_SAVED if name in saved)):
         if saved.get(name) != here.get(name):
             yield name, saved.get(name), here.get(name)
     # The mode counts only where it changes the output: not for a LayerNorm or a frozen BatchNorm.

@@ -34,7 +34,8 @@ def fold(
     """Fold the norms of a model into the convolutions and linear layers before or after them.
 
     A norm is folded if in evaluation it is one scale and shift for each channel, and if a run of the model on `example`
-    shows that nothing else reads the values in between. All others are in `skipped`, with the reason; those that `only`
+    shows that nothing else reads the values in between. A layer or RMS norm, which is not, gives its gamma and beta to
+    the layers that read its output, and keeps normalizing. All others are in `skipped`, with the reason; those that `only`
     names, in a warning too. `only` and `skip` are names or shell patterns of layers, with what is inside them.
     """
     with operation(model, inplace, only, skip) as op:
@@ -51,7 +52,8 @@ def fold(
 
 def _plan(model: nn.Module, found: list[Norm], example: Any, forward: Forward | None) -> FoldPlan:
     """Record what the model does on the example, and find hosts for its norms."""
-    flow = record(model, {norm.name: norm.layer for norm in found if norm.spec.can_fold}, example, forward)
+    whole = {norm.name: norm.layer for norm in found if norm.spec.can_fold or norm.spec.moves_affine}
+    flow = record(model, whole, example, forward)
     plan = FoldPlan(flow, hosts(model, flow))
     with untouched(model), torch.no_grad():
         plan.find(found)
@@ -86,6 +88,15 @@ def _report(op: Operation, found: list[Norm], kept: list[Fold], reasons: dict[st
     folded = {fold.norm.name: fold for fold in kept}
     for name, _, _ in found:
         if name in folded:
-            op.change(name, f"folded into {folded[name].where}", _WHY[folded[name].hosts_are])
+            fold = folded[name]
+            op.change(name, f"{_given(fold)} {fold.where}", _WHY[fold.hosts_are])
         else:
             op.skip(name, "left as it is", reasons[name])
+
+
+def _given(fold: Fold) -> str:
+    """What is put into other layers."""
+    if not fold.keeps_norm:
+        return "folded into"
+    parts = {True: "gamma and beta", "scale": "gamma", "shift": "beta"}
+    return f"{parts[fold.norm.spec.affine]} moved into"

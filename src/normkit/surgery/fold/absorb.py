@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from normkit.surgery.fold.gamma import remove_affine_
 from normkit.surgery.fold.hosts import Host
 from normkit.surgery.fold.plan import Fold, per_channel
 from normkit.surgery.operation import Skip, become
@@ -22,7 +23,10 @@ def absorb(folds: Iterable[Fold]) -> None:
     for host, own in of_host.items():
         _take(host, own)
     for fold in folds:
-        become(fold.norm.layer, fold.map.remains(fold.norm.layer, fold.dense))
+        if fold.keeps_norm:
+            remove_affine_(fold.norm)
+        else:
+            become(fold.norm.layer, fold.map.remains(fold.norm.layer, fold.dense))
 
 
 def _take(host: Host, folds: list[Fold]) -> None:

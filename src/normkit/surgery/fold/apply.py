@@ -15,6 +15,7 @@ from normkit.hooks import hooked
 from normkit.kernels import select
 from normkit.named_layers import named_layers
 from normkit.snapshot import Snapshot, untouched
+from normkit.spec import is_tried
 from normkit.surgery.fold.absorb import absorb
 from normkit.surgery.fold.dataflow import Flow, outputs_of
 from normkit.surgery.fold.plan import Fold, FoldPlan
@@ -106,10 +107,16 @@ def _places(folds: list[Fold]) -> list[_Place]:
         hosts = [p.call.where for host in fold.channels if host not in taken for p in host.products]
         for name in {fold.norm.name} if fold.hosts_are == "before" else set(hosts):
             biases = [bias.abs().max().item() for host in fold.channels if (bias := host.bias_now) is not None]
-            eps = max(torch.finfo(kind).eps for host in fold.channels for kind in host.dtypes)
+            eps = max(torch.finfo(kind).eps for kind in _dtypes(fold))
             other = places.get(name, _Place(name, 0.0, 0.0))
             places[name] = _Place(name, max(other.bias, *biases, 0.0), max(other.eps, eps))
     return [place for name, place in places.items() if name not in meant]
+
+
+def _dtypes(fold: Fold) -> set[torch.dtype]:
+    """The types that take part in a fold. Norms that others wrote may compute in float32 whatever their input."""
+    of_norm = {torch.float32} if fold.keeps_norm and is_tried(fold.norm.layer) else set()
+    return of_norm.union(*(host.dtypes for host in fold.channels))
 
 
 def _compared(model: nn.Module, flow: Flow, places: list[_Place]) -> AbstractContextManager[None]:

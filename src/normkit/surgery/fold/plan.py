@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from normkit.layers.norm_layer import NormLayer
 from normkit.surgery.fold.affine_map import AffineMap, affine_map, channel_dim, must_be_affine
 from normkit.surgery.fold.dataflow import Event, Flow, memory_of
+from normkit.surgery.fold.gamma import Holders, holders, moved_affine, must_own_its_affine
 from normkit.surgery.fold.hosts import Host, Product
 from normkit.surgery.fold.routes import (
     NOTHING,
@@ -40,6 +41,7 @@ class Fold:
         dense: whether the norm returned contiguous tensors for others.
         through: the norms between, which are themselves folded.
         meant: the layers whose outputs are meant to change.
+        keeps_norm: whether the norm keeps normalizing, and gives only its gamma and beta away.
     """
 
     norm: Norm
@@ -49,6 +51,12 @@ class Fold:
     dense: bool
     through: frozenset[str]
     meant: frozenset[str]
+    keeps_norm: bool = False
+
+    @property
+    def leaves_nothing(self) -> bool:
+        """Whether nothing remains in the place of the norm."""
+        return self.map.is_bare and not self.keeps_norm
 
     @property
     def where(self) -> str:
@@ -75,16 +83,18 @@ class FoldPlan:
         hosts: the layers that norms can be folded into.
         folds: by norm, what is to be folded.
         reasons: why the other norms are not.
+        holders: the norms that have parameters in a memory.
     """
 
     flow: Flow
     hosts: list[Host]
     folds: dict[str, Fold] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    holders: Holders = field(default_factory=dict)
 
-    def find(self, norms: Iterable[Norm]) -> None:
+    def find(self, norms: Sequence[Norm]) -> None:
         """Find hosts for every norm: before it, or else after it."""
-        in_order = self._in_order(norms)
+        in_order, self.holders = self._in_order(norms), holders(norms)
         not_before = {norm.name: self._attempt(norm, "before") for norm in in_order}
         left = [norm for norm in reversed(in_order) if norm.name not in self.folds]
         not_after = {norm.name: self._attempt(norm, "after") for norm in left}
@@ -99,22 +109,19 @@ class FoldPlan:
 
     def _attempt(self, norm: Norm, side: Side) -> str:
         """Plan to fold a norm into hosts on one side of it, or return why that is not possible."""
+        keeps_norm = side == "after" and norm.spec.moves_affine
         try:
-            self.folds[norm.name] = self._fold(norm, side)
+            self.folds[norm.name] = self._fold(norm, side, keeps_norm)
         except Skip as reason:
-            return str(reason)
+            return f"its gamma and beta stay: {reason}" if keeps_norm else str(reason)
         return ""
 
-    def _fold(self, norm: Norm, side: Side) -> Fold:
-        must_be_affine(norm)
-        calls = self.flow.calls(norm.name)
-        if not calls:
-            raise Skip("it does not run on the example")
-        for call in calls:
-            _must_map_one_tensor(norm, call)
+    def _fold(self, norm: Norm, side: Side, keeps_norm: bool) -> Fold:
+        calls = self._calls(norm, keeps_norm)
+        moved = moved_affine(norm) if keeps_norm else None
         couple = self._couple_before if side == "before" else self._couple_after
         couplings = [coupling for call in calls for coupling in couple(norm, call)]
-        found = affine_map(norm, calls[0].inputs[0])
+        found = moved or affine_map(norm, calls[0].inputs[0])
         if side == "after" and not found.is_bare:
             raise Skip("an activation follows inside it")
         _must_not_shift_padding(found, couplings)
@@ -123,7 +130,20 @@ class FoldPlan:
             _must_take_shift(host, found, own, side)
         through = {event.norm for coupling in couplings for event in coupling.events if event.norm is not None}
         meant = frozenset[str]().union(*(coupling.meant for coupling in couplings))
-        return Fold(norm, found, channels, side, any(map(_reorders, calls)), frozenset(through), meant)
+        return Fold(norm, found, channels, side, any(map(_reorders, calls)), frozenset(through), meant, keeps_norm)
+
+    def _calls(self, norm: Norm, keeps_norm: bool) -> list[Event]:
+        """The calls of a norm that makes one tensor of one; skip if it cannot be folded whatever is around it."""
+        if keeps_norm:
+            must_own_its_affine(norm, self.holders, self.flow)
+        else:
+            must_be_affine(norm)
+        calls = self.flow.calls(norm.name)
+        if not calls:
+            raise Skip("it does not run on the example")
+        for call in calls:
+            _must_map_one_tensor(norm, call)
+        return calls
 
     def _couple_before(self, norm: Norm, call: Event) -> list[Coupling]:
         """The products that a norm's input comes from."""
@@ -160,7 +180,8 @@ class FoldPlan:
         between = [event for event in events if event.index not in ends]
         tensors = call.outputs + [t for event in between for t in event.outputs]
         must_stay_inside(self.flow, tensors, {event.index for event in (*events, call)})
-        _must_be_unwritten(self.flow, call, products)
+        if not norm.spec.moves_affine:
+            _must_be_unwritten(self.flow, call, products)
         start = (call.outputs[0], channel_dim(norm, call.outputs[0]))
         labels = Route(between, [start], [product.input for product in products]).channels()
         meant = self._given_by(tensors)
@@ -174,7 +195,7 @@ class FoldPlan:
 
     def _passable(self, side: Side) -> set[str]:
         """Norms that are folded already, in the same direction, and leave nothing in their place."""
-        return {name for name, fold in self.folds.items() if fold.hosts_are == side and fold.map.is_bare}
+        return {name for name, fold in self.folds.items() if fold.hosts_are == side and fold.leaves_nothing}
 
     def _given_by(self, tensors: Iterable[Tensor]) -> frozenset[str]:
         return frozenset[str]().union(*(self.flow.given_by.get(memory_of(tensor), ()) for tensor in tensors))

@@ -151,25 +151,33 @@ def _fewest_positions(site: Site) -> int:
 
 
 def _layer(site: Site, asked: Wanted) -> Built:
+    _must_not_be_of_maps(site)
     if not site.spec.is_over_last and site.ranks != [2]:
         one_group = Wanted("group", asked.classes, {**asked.options, "groups": 1})
         return _group(site, one_group)[0], "over channels and positions together"
     return _over_last(site, asked)
 
 
+def _must_not_be_of_maps(site: Site) -> None:
+    if site.spec.channels_first:
+        raise Skip("it normalizes the channels of each position, which are the second dimension; ours take the last")
+
+
 def _rms(site: Site, asked: Wanted) -> Built:
+    _must_not_be_of_maps(site)
     _need_channels_last(site, "RMSNorm")
     new, note = _over_last(site, asked)
-    if getattr(site.layer, "bias", None) is not None:
+    if site.spec.affine in (True, "shift"):
         note = "beta dropped: RMSNorm has none"
     return new, note
 
 
 def _scale(site: Site, asked: Wanted) -> Built:
+    _must_not_be_of_maps(site)
     _need_channels_last(site, "ScaleNorm")
-    if len(site.last_shape if site.spec.is_over_last else (site.channels,)) > 1:
+    if site.spec.is_over_last and len(site.normalized_shape) > 1:
         raise Skip("ScaleNorm is over the last dimension alone, and this one is over several")
-    dropped = ", beta dropped" if getattr(site.layer, "bias", None) is not None else ""
+    dropped = ", beta dropped" if site.spec.affine in (True, "shift") else ""
     new = _class_for(site, asked)(dim=site.channels, **_common(site, asked))
     return new, f"one length for all channels, that of its gamma{dropped}"
 
@@ -183,7 +191,7 @@ def _need_channels_last(site: Site, who: str) -> None:
 
 
 def _over_last(site: Site, asked: Wanted) -> Built:
-    shape = site.last_shape if site.spec.is_over_last else (site.channels,)
+    shape = site.normalized_shape if site.spec.is_over_last else (site.channels,)
     affine: dict[str, Any] = {"elementwise_affine": site.spec.affine is not False}
     if asked.to == "layer":
         affine["bias"] = site.spec.affine in (True, "shift")
@@ -240,7 +248,8 @@ def with_parts(new: nn.Module, site: Site) -> nn.Module:
 
 
 def _common(site: Site, asked: Wanted) -> dict[str, Any]:
-    activation = activation_options(site.layer) if asked.classes == "normkit" else {}
+    has_place = asked.classes == "normkit" and site.spec.activation is not None
+    activation = activation_options(site.layer) if has_place else {}
     return _options(site, asked) | place_and_type(site.layer) | activation
 
 
@@ -256,6 +265,8 @@ def _options(site: Site, asked: Wanted) -> dict[str, Any]:
     for name in asked.target.taken(asked.classes):
         if name in asked.options:
             found[name] = asked.options[name]
+        elif name == "eps" and site.spec.eps is not None:  # foreign layers may call it otherwise, or not keep it
+            found[name] = site.spec.eps
         elif _passes_on(site, name):
             held = [vars(site.layer), *(former["attributes"] for former in formers(site.layer))]
             found |= next(({name: of[name]} for of in held if name in of), {})

@@ -141,18 +141,33 @@ def must_be_movable(site: Site) -> None:
 
 def carry_(new: nn.Module, old: nn.Module) -> None:
     """Give a layer the old one's gamma, beta and statistics: the very tensors, or what they are in its own form."""
-    for name in AFFINE:
-        place, value = new._parameters.get(name), getattr(old, name, None)
-        reshaped = affine_in_form_of(new, old, name)
-        if reshaped is not None:
-            new._parameters[name] = nn.Parameter(reshaped.detach(), requires_grad=_learns(old, name))
-        elif place is not None and value is not None and place.shape == value.shape:
-            new._parameters[name] = parameter_of(old, name)
+    _carry_affine_(new, old)
     _carry_statistics_(new, old)
     if stored_moments(old) is not None and keeps_statistics(new):
         # It may have been switched off after the layer was made.
         vars(new)["track_running_stats"] = getattr(old, "track_running_stats", True)
     _keep_attributes_(new, old)
+
+
+def _carry_affine_(new: nn.Module, old: nn.Module) -> None:
+    """Give `new` the gamma and beta of `old`: the tensors themselves, unless they are something else in its form."""
+    before, after = describe(old), describe(new)
+    if before is None or after is None:
+        return
+    added = before.weight_offset - after.weight_offset
+    for theirs, ours, more in zip(before.names, after.names, (added, 0.0), strict=True):
+        place, value = new._parameters.get(ours), getattr(old, theirs, None)
+        if place is None or value is None:
+            continue
+        reshaped = affine_in_form_of(new, old, value + more if more else value, place)
+        if reshaped is not None:
+            new._parameters[ours] = nn.Parameter(reshaped.detach(), requires_grad=_learns(old, theirs))
+        elif place.shape == value.shape:
+            new._parameters[ours] = _plus(value, more) if more else parameter_of(old, theirs)
+
+
+def _plus(value: Tensor, more: float) -> nn.Parameter:
+    return nn.Parameter(value.detach() + more, requires_grad=value.requires_grad)
 
 
 def _learns(old: nn.Module, name: str) -> bool:
@@ -247,6 +262,8 @@ def _remarks(site: Site, asked: Wanted) -> list[str]:
     nonfinite = getattr(layer, "nonfinite", "propagate")
     if nonfinite != "propagate" and asked.to != "frozen" and "nonfinite" not in asked.target.taken(asked.classes):
         remarks.append(f'nonfinite="{nonfinite}" dropped: it has no such option')
+    if site.spec.weight_offset:
+        remarks.append(f"its weight plus {site.spec.weight_offset:g} is the new one")
     if isinstance(getattr(layer, "eps", None), Tensor):
         remarks.append("its learned eps dropped")
     if site.spec.kind in _DROPPED:

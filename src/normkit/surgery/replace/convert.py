@@ -10,7 +10,7 @@ from torch import nn
 from normkit.batches import Forward
 from normkit.errors import ArgumentError
 from normkit.spec import describe
-from normkit.surgery.norms import AFFINE, UNKNOWN, Survey, stored_moments
+from normkit.surgery.norms import UNKNOWN, Survey, stored_moments
 from normkit.surgery.operation import Operation, become, operation
 from normkit.surgery.replace import fit
 from normkit.surgery.replace.carry import Replacement, chosen, label, replacement
@@ -180,8 +180,9 @@ def _calibrated(
 
 
 def _can_be_fitted(one: Replacement) -> bool:
-    has_affine = any(one.layer._parameters.get(name) is not None for name in AFFINE)
-    return describe(one.layer) is not None and (has_affine or one.needs_statistics)
+    spec = describe(one.layer)
+    has_affine = spec is not None and any(one.layer._parameters.get(name) is not None for name in spec.names)
+    return spec is not None and (has_affine or one.needs_statistics)
 
 
 def _difference(one: Replacement) -> str:

@@ -152,10 +152,10 @@ def _normalizing_only(layer: nn.Module) -> nn.Module:
 
 def _shared(layer: nn.Module, x: Tensor) -> list[int]:
     """The dimensions over which an input shares gamma and beta."""
-    if isinstance(layer, ScaleNorm):
-        return list(range(x.dim() - 1))
-    shape: tuple[int, ...] | None = getattr(layer, "normalized_shape", None)
-    return [d for d in range(x.dim()) if d != 1] if shape is None else list(range(x.dim() - len(shape)))
+    spec = describe(layer)
+    if spec is None or not spec.is_over_last:
+        return [d for d in range(x.dim()) if d != 1]
+    return list(range(x.dim() - len(spec.normalized_shape or (1,))))
 
 
 @torch.no_grad()
@@ -171,9 +171,11 @@ def fit_(one: Replacement, seen: Pairs) -> float | None:
         if not _is_line(one.layer):
             return None
         seen = seen.standardized(mean, (var + one.layer.eps).sqrt())  # type: ignore[operator]
-    weight, bias = one.layer._parameters.get("weight"), one.layer._parameters.get("bias")
+    spec = describe(one.layer)
+    assert spec is not None
+    weight, bias = (one.layer._parameters.get(name) for name in spec.names)
     line = seen.fit(weight is not None, bias is not None, in_common=isinstance(one.layer, ScaleNorm))
-    for parameter, value in ((weight, line.slope), (bias, line.intercept)):
+    for parameter, value in ((weight, line.slope - spec.weight_offset), (bias, line.intercept)):
         if parameter is not None:
             parameter.copy_(_as_parameter(one.layer, parameter, value))
     return line.explained

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
-from typing import cast
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from normkit.activations import activation_of, parted
 from normkit.layers.norm_layer import NormLayer
 from normkit.snapshot import untouched
+from normkit.spec import computed, describe, is_tried
 from normkit.surgery.norms import AFFINE, STATISTICS
 from normkit.surgery.operation import Skip
 from normkit.surgery.replace.sites import Site
@@ -28,6 +30,9 @@ def must_be_understood(site: Site, foreign_twin: Callable[[Site], nn.Module | No
     _must_have_a_norms_state(site)
     if site.spec.exact and "forward" not in vars(site.layer):
         return
+    if is_tried(site.layer):  # a trial has shown what it computes
+        _must_get_its_input_alone(site)
+        return
     twin = foreign_twin(site)
     with untouched(site.layer):
         try:
@@ -40,14 +45,23 @@ def must_be_understood(site: Site, foreign_twin: Callable[[Site], nn.Module | No
         raise Skip(f"{site.class_name} adds behaviour that is not understood: {_meant(site)} gives other values")
 
 
+def _must_get_its_input_alone(site: Site) -> None:
+    """Skip a layer that other code may call with more than its input: of what it then does a trial shows nothing."""
+    others = list(inspect.signature(site.layer.forward).parameters)[1:]
+    if others and not site.shapes:
+        raise Skip(f"{site.class_name} may be called with {' and '.join(others)} too; pass example=")
+    if site.gets_more:
+        raise Skip(f"{site.class_name} is called with more than its input")
+
+
 def _must_have_a_norms_state(site: Site) -> None:
-    known = {*AFFINE, *STATISTICS} | ({"tau", "eps"} if site.spec.kind == "filter-response" else set())
+    known = {*site.spec.names, *STATISTICS} | ({"tau", "eps"} if site.spec.kind == "filter-response" else set())
     more = sorted(set(site.layer.state_dict()) - known - _state_of_activation(site.layer))
     if more:
         raise Skip(f"{site.class_name} has state that no other norm has a place for: {', '.join(more)}")
-    computed = [name for name in AFFINE if isinstance(vars(site.layer).get(name), Tensor)]
-    if computed:
-        raise Skip(f"the {computed[0]} of this {site.class_name} is not a parameter: other code computes it")
+    outside = [name for name in AFFINE if isinstance(vars(site.layer).get(name), Tensor)]
+    if outside:
+        raise Skip(f"the {outside[0]} of this {site.class_name} is not a parameter: other code computes it")
 
 
 def _state_of_activation(layer: nn.Module) -> set[str]:
@@ -89,8 +103,27 @@ def _behaves(site: Site, foreign_twin: nn.Module | None, randomized: bool) -> bo
     return all(_agree(left[name], right[name]) for name in left.keys() & right.keys())
 
 
+class _AsDescribed(nn.Module):
+    """What `describe` says of a layer or RMS norm, without what follows it; gamma is its weight, with what is added."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        spec = describe(layer)
+        assert spec is not None
+        self._spec = replace(spec, names=AFFINE, weight_offset=0.0)
+        for name, own, more in zip(AFFINE, spec.names, (spec.weight_offset, 0.0), strict=True):
+            value = getattr(layer, own, None)
+            self.register_parameter(name, None if value is None else nn.Parameter(value.detach() + more))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the norm of the input, in its type."""
+        return computed(self._spec, self, x).to(x.dtype)
+
+
 def plain(layer: nn.Module, foreign_twin: nn.Module | None = None) -> nn.Module:
     """A copy that only normalizes: of the base class in torch or normkit, without children or activation."""
+    if is_tried(layer):
+        return _AsDescribed(layer)
     if foreign_twin is not None:
         bare = copy.deepcopy(foreign_twin).to(next(layer.buffers()).dtype)
     else:
@@ -121,7 +154,7 @@ def _input(site: Site) -> Tensor:
     tensors = site.layer.state_dict().values()
     device = next((tensor.device for tensor in tensors), None)
     if site.spec.is_over_last:
-        shape = (3, 4, *cast(tuple[int, ...], site.layer.normalized_shape))
+        shape = (3, 4, *site.normalized_shape)
     elif site.spec.kind == "group":
         shape = (4, site.channels, *(site.shapes[0][2:] if site.shapes else (5, 6)))
     else:

@@ -25,12 +25,16 @@ Shapes = dict[int, list[tuple[int, ...]]]
 
 
 class Site(NamedTuple):
-    """A norm layer, what it does, and the shapes of its inputs on the example; no shapes without an example."""
+    """A norm layer, what it does, and the shapes of its inputs on the example; no shapes without an example.
+
+    `gets_more` says that on the example it was called with other tensors besides its input.
+    """
 
     name: str
     layer: nn.Module
     spec: NormSpec
     shapes: list[tuple[int, ...]]
+    gets_more: bool = False
 
     @property
     def class_name(self) -> str:
@@ -38,20 +42,23 @@ class Site(NamedTuple):
         return type(self.layer).__name__
 
     @property
+    def normalized_shape(self) -> tuple[int, ...]:
+        """The sizes of the last dimensions that it normalizes: by the layer, or by the example where it takes any."""
+        shape = self.spec.normalized_shape
+        return (self._size_seen(-1),) if shape is None else shape
+
+    @property
     def channels(self) -> int:
         """The number of gammas that it has, or would have if it were affine."""
         if self.spec.is_over_last:
-            return self.last_shape[0]
-        assert self.spec.num_features is not None
-        return self.spec.num_features
+            return self.normalized_shape[0]
+        return self._size_seen(1) if self.spec.num_features is None else self.spec.num_features
 
-    @property
-    def last_shape(self) -> tuple[int, ...]:
-        """The sizes of the last dimensions, for a norm over these."""
-        shape: tuple[int, ...] | None = getattr(self.layer, "normalized_shape", None)
-        if shape is None:  # a ScaleNorm has one length for all of them
-            shape = (self.layer.dim,) if isinstance(self.layer, ScaleNorm) else _shape_of_weight(self.layer)
-        return tuple(shape)
+    def _size_seen(self, dim: int) -> int:
+        sizes = {shape[dim] for shape in self.shapes}
+        if len(sizes) != 1:
+            raise Skip("it takes inputs of any size" + (", and gets several" if sizes else "; pass example="))
+        return sizes.pop()
 
     @property
     def is_frozen(self) -> bool:
@@ -91,23 +98,26 @@ class Site(NamedTuple):
     def _need_vectors(self) -> None:
         if not self.shapes:
             raise Skip("it normalizes the last dimension, and may do so over positions; pass example=")
-        if self.ranks != [2] or len(self.last_shape) > 1:
+        if self.ranks != [2] or len(self.normalized_shape) > 1:
             raise Skip("its inputs have their channels last, and positions before them")
 
 
 def sites(model: nn.Module, norms: Sequence[Norm], example: Any = None, forward: Forward | None = None) -> list[Site]:
     """The sites of a model's norms; with an example, each with the shapes of its inputs in evaluation."""
     seen: Shapes = {id(norm.layer): [] for norm in norms}
+    crowded: set[int] = set()
 
     def record(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = first_tensor(args, kwargs)
-        if x is not None:
-            seen[id(layer)].append(tuple(x.shape))
+        given = tensors_in((args, kwargs))
+        if given:
+            seen[id(layer)].append(tuple(given[0].shape))
+        if len(given) > 1:
+            crowded.add(id(layer))
 
     if example is not None:
         with untouched(model), in_evaluation(model), hooked(before=[(norm.layer, record) for norm in norms]):
             run_example(model, example, forward)
-    return [Site(*norm, shapes=seen[id(norm.layer)]) for norm in norms]
+    return [Site(*norm, shapes=seen[id(norm.layer)], gets_more=id(norm.layer) in crowded) for norm in norms]
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
@@ -122,9 +132,3 @@ def _dimensions_of(layer: nn.Module) -> int | None:
         if says:
             return int(says[1])
     return None
-
-
-def _shape_of_weight(layer: nn.Module) -> tuple[int, ...]:
-    weight = layer.weight
-    assert isinstance(weight, Tensor)
-    return tuple(weight.shape)

@@ -61,15 +61,12 @@ def write_statistics_(layer: nn.Module, mean: Tensor, var: Tensor, count: Tensor
             place.copy_(value) if isinstance(value, Tensor) else place.fill_(value)
 
 
-def affine_in_form_of(new: nn.Module, old: nn.Module, name: str) -> Tensor | None:
-    """The gamma or beta of a layer as another keeps it, where that is not a tensor of the same shape; None elsewhere.
+def affine_in_form_of(new: nn.Module, old: nn.Module, value: Tensor, place: Tensor) -> Tensor | None:
+    """A gamma or beta of `old` as `new` keeps it, where that is not a tensor of the same shape; None elsewhere.
 
     A ScaleNorm has one length for what others scale channel by channel: gamma's own length is what it gives to vectors
     whose elements have variance one.
     """
-    value, place = getattr(old, name, None), new._parameters.get(name)
-    if not isinstance(value, Tensor) or place is None:
-        return None
     if isinstance(old, ScaleNorm) and not isinstance(new, ScaleNorm):
         return (value / sqrt(old.dim)).expand(place.shape).clone()
     if isinstance(new, ScaleNorm) and not isinstance(old, ScaleNorm):

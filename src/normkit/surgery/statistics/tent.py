@@ -62,7 +62,7 @@ def _gamma_and_beta(norm: Norm) -> list[nn.Parameter]:
     if not norm.spec.has_gamma:
         return []
     own = norm.layer._parameters
-    return [p for p in (own.get("weight"), own.get("bias")) if p is not None]
+    return [p for name in norm.spec.names if (p := own.get(name)) is not None]
 
 
 def _step(optimizer: Optimizer, output: Any, logits: Logits) -> None:

@@ -1,20 +1,19 @@
 """What a module normalizes, read off any norm layer: ours, torch's, or another library's.
 
-What a kind of norm allows is said here and nowhere else: a new layer needs its kind in `Kind`, its place in the sets
-below that, and a `_describe`.
+A new layer needs its kind in `Kind` and its place in the sets below that, in `norm_spec`, and a `_describe` here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, singledispatch
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from normkit.activations import activation_of, label
+from normkit.activations import activation_child, activation_of, label
 from normkit.layers.accumulated import AccumulatedBatchNorm2d
 from normkit.layers.batch import BatchNorm, PositionBatchNorm2d
 from normkit.layers.channel_norm import ChannelNorm
@@ -31,151 +30,44 @@ from normkit.layers.scaled_std_conv import ScaledStdConv2d
 from normkit.layers.switchable import SwitchableNorm2d
 from normkit.layers.sync import SyncBatchNorm
 from normkit.layers.whitened import WhitenedBatchNorm
-
-Axis = Literal["N", "C", "G", "S", "W"]
-Affine = bool | Literal["scale", "shift"]
-Updates = Literal["ema", "cumulative", "never"]
-Kind = Literal[
-    "batch",
-    "renorm",
-    "accumulated",
-    "domain",
-    "moving",
-    "whitened",
-    "switchable",
-    "group",
-    "instance",
-    "layer",
-    "rms",
-    "scale",
-    "filter-response",
-    "evo-b0",
-    "evo-s0",
-    "local-response",
-    "weight-standardized",
-    "skip-init",
-]
-
-# Kinds whose evaluation is that of a BatchNorm, gamma * (x - mean) / sqrt(var + eps) + beta with stored statistics.
-_EVALUATES_AS_BATCH_NORM: frozenset[Kind] = frozenset({"batch", "renorm", "accumulated"})
-# Kinds that are one scale and shift for each channel when they normalize with stored statistics.
-_CAN_FOLD = _EVALUATES_AS_BATCH_NORM | {"moving", "instance"}
-# Kinds whose stored statistics are the mean and variance of batches, per channel.
-_STORES_BATCH_MOMENTS = _EVALUATES_AS_BATCH_NORM | {"switchable", "evo-b0"}
-# Kinds whose stored statistics are something else.
-_STORES_INSTEAD: dict[Kind, str] = {
-    "whitened": "a whitening matrix, which no mean and variance per channel make up for",
-    "moving": "mean squares of the last batches, not moments",
-    "domain": "statistics per domain; train on batches of each domain instead",
-    "instance": "an average over examples, each of which has statistics of its own in training",
-}
-# Kinds that do not subtract a mean.
-_UNCENTERED: frozenset[Kind] = frozenset(
-    {"moving", "rms", "scale", "filter-response", "evo-b0", "evo-s0", "local-response", "skip-init"}
-)
-# Kinds that normalize the last dimensions of their input, where all others have the channels second.
-_OVER_LAST: frozenset[Kind] = frozenset({"layer", "rms", "scale"})
-# Kinds whose place another norm can take.
-_REPLACEABLE = _EVALUATES_AS_BATCH_NORM | {
-    *("group", "instance", "filter-response", "layer", "rms", "scale"),
-    *("domain", "moving", "whitened", "switchable"),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormSpec:
-    """A norm layer in words, in its present mode: in evaluation the same layer has another spec.
-
-    Attributes:
-        kind: the family: "batch", "renorm", "group", "layer" and so on, as in `convert(to=...)` where that takes it.
-        over: the axes that share one set of statistics: N examples, C channels, G the channels of one group,
-            S positions, W the weights of one unit.
-        uses: the statistics it normalizes with: its "batch"'s own, or "stored" ones. Norms within an example
-            count as "batch".
-        scope: where a batch's statistics come from: this process ("local"), all ranks ("synced"), or a part of
-            the batch ("ghost").
-        updates: how stored statistics move when it trains: "ema", "cumulative" or "never".
-        affine: which of gamma and beta it has: True, False, "scale" or "shift".
-        eps: added to the variance; None where the module does not say.
-        momentum: weight of the new value; None where there is none.
-        num_features: channels, where they are fixed.
-        num_groups: groups of channels with statistics of their own.
-        activation: what follows inside the same module, in a word: one of our names, the class of another module or
-            the name of a function; `normkit.activations.activation_of` has the thing itself.
-        exact: whether the module's type is one we know, rather than a foreign subclass of one, which may do more.
-    """
-
-    kind: Kind
-    over: tuple[Axis, ...]
-    uses: Literal["batch", "stored"]
-    scope: Literal["local", "synced", "ghost"] = "local"
-    updates: Updates = "never"
-    affine: Affine
-    eps: float | None
-    momentum: float | None = None
-    num_features: int | None = None
-    num_groups: int | None = None
-    activation: str | None = None
-    exact: bool = True
-
-    @property
-    def evaluates_as_batch_norm(self) -> bool:
-        """Whether evaluation is a BatchNorm's, so that it and other such norms turn into one another without loss."""
-        return self.kind in _EVALUATES_AS_BATCH_NORM
-
-    @property
-    def can_fold(self) -> bool:
-        """Whether it is one scale and shift for each channel, when it normalizes with stored statistics."""
-        return self.kind in _CAN_FOLD
-
-    @property
-    def stores_batch_moments(self) -> bool:
-        """Whether the statistics it stores, if any, are the mean and variance of batches."""
-        return self.kind in _STORES_BATCH_MOMENTS
-
-    @property
-    def stores_instead(self) -> str | None:
-        """What it stores instead of the moments of batches; None if it stores these or nothing."""
-        return _STORES_INSTEAD.get(self.kind)
-
-    @property
-    def subtracts_mean(self) -> bool:
-        """Whether it centers its input, or its weights."""
-        return self.kind not in _UNCENTERED
-
-    @property
-    def is_over_last(self) -> bool:
-        """Whether it normalizes the last dimensions of its input; the channels of all others are the second."""
-        return self.kind in _OVER_LAST
-
-    @property
-    def is_replaceable(self) -> bool:
-        """Whether another norm can take its place."""
-        return self.kind in _REPLACEABLE and self.over != ("N",)
-
-    @property
-    def has_gamma(self) -> bool:
-        """Whether a parameter called weight is a gamma, and not a convolution's weight or a branch's scalar."""
-        return "W" not in self.over and bool(self.over)
-
-    @property
-    def statistics_per_example(self) -> int | None:
-        """How many means and variances each example has of its own; None for norms across examples and others."""
-        counts = {"group": self.num_groups, "instance": self.num_features, "layer": 1}
-        return counts.get(self.kind)
+from normkit.spec.candidate import may_be_tried
+from normkit.spec.norm_spec import Affine, Axis, Kind, NormSpec, Updates, affine_of
+from normkit.spec.trial import recognized
 
 
 def describe(module: nn.Module) -> NormSpec | None:
     """Return what `module` normalizes and how, or None if it is not a norm we can recognize.
 
     Subclasses are described as the class they derive from, with `exact=False` and the activation found among their
-    children, if any. A frozen BatchNorm, as torchvision and detectron2 write it, is recognized by its buffers.
+    children, if any. A frozen BatchNorm, as torchvision and detectron2 write it, is recognized by its buffers. Layer
+    and RMS norms of other libraries are recognized by what they compute: a small module whose forward needs one tensor
+    is tried, on a copy with random parameters, and described if its outputs are those of a norm.
     """
+    if is_tried(module):
+        tried = recognized(module)
+        return None if tried is None else replace(tried, activation=label(activation_child(module)))
     spec = _describe(module)
     if spec is None:
         return None
-    known = type(module).__module__.startswith(("torch.nn.", "normkit."))
-    return replace(spec, exact=known, activation=spec.activation or label(activation_of(module)))
+    return replace(spec, exact=_is_known(type(module)), activation=spec.activation or label(activation_of(module)))
+
+
+def is_tried(module: nn.Module) -> bool:
+    """Whether `describe` goes by what a module computes, and not by its type or its buffers."""
+    if _is_known(type(module)):
+        return False
+    return (_has_a_forward_of_its_own(module) or _describe(module) is None) and may_be_tried(module)
+
+
+def _is_known(kind: type[nn.Module]) -> bool:
+    return kind.__module__.startswith(("torch.nn.", "normkit."))
+
+
+def _has_a_forward_of_its_own(module: nn.Module) -> bool:
+    """Whether a layer or RMS norm computes what a class of another library says, and not torch's or ours."""
+    if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return False
+    return not _is_known(next(kind for kind in type(module).__mro__ if "forward" in vars(kind)))
 
 
 @singledispatch
@@ -258,17 +150,17 @@ def _(norm: nn.GroupNorm) -> NormSpec:
 
 @_describe.register
 def _(norm: nn.LayerNorm) -> NormSpec:
-    return NormSpec(kind="layer", over=("C",), uses="batch", affine=_affine(norm), eps=norm.eps)
+    return _over_last(norm, "layer", tuple(norm.normalized_shape))
 
 
 @_describe.register
 def _(norm: nn.RMSNorm) -> NormSpec:
-    return NormSpec(kind="rms", over=("C",), uses="batch", affine=_affine(norm), eps=norm.eps)
+    return _over_last(norm, "rms", tuple(norm.normalized_shape))
 
 
 @_describe.register
 def _(norm: ScaleNorm) -> NormSpec:
-    return NormSpec(kind="scale", over=("C",), uses="batch", affine="scale", eps=norm.eps)
+    return _over_last(norm, "scale", (norm.dim,))
 
 
 @_describe.register
@@ -292,6 +184,10 @@ def _(norm: ScaledStdConv2d) -> NormSpec:
 @_describe.register
 def _(scalar: SkipInit) -> NormSpec:
     return NormSpec(kind="skip-init", over=(), uses="batch", affine="scale", eps=None)
+
+
+def _over_last(norm: nn.LayerNorm | nn.RMSNorm | ScaleNorm, kind: Kind, shape: tuple[int, ...]) -> NormSpec:
+    return NormSpec(kind=kind, over=("C",), uses="batch", affine=_affine(norm), eps=norm.eps, normalized_shape=shape)
 
 
 def _tracking(norm: ChannelNorm, kind: Kind, over: tuple[Axis, ...], **more: Any) -> NormSpec:
@@ -364,8 +260,4 @@ def _looks_frozen(module: nn.Module) -> bool:
 
 
 def _affine(module: nn.Module) -> Affine:
-    scale = getattr(module, "weight", None) is not None
-    shift = getattr(module, "bias", None) is not None
-    if scale == shift:
-        return scale
-    return "scale" if scale else "shift"
+    return affine_of(*(getattr(module, name, None) is not None for name in ("weight", "bias")))

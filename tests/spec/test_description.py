@@ -133,23 +133,23 @@ def test_instance_norm(cls, affine):
         ),
         (
             nn.LayerNorm(6, eps=0.02),
-            nk.NormSpec(kind="layer", over=("C",), uses="batch", affine=True, eps=0.02),
+            nk.NormSpec(kind="layer", over=("C",), uses="batch", affine=True, eps=0.02, normalized_shape=(6,)),
         ),
         (
             nn.LayerNorm(6, eps=0.02, bias=False),
-            nk.NormSpec(kind="layer", over=("C",), uses="batch", affine="scale", eps=0.02),
+            nk.NormSpec(kind="layer", over=("C",), uses="batch", affine="scale", eps=0.02, normalized_shape=(6,)),
         ),
         (
             nn.LayerNorm(6, eps=0.02, elementwise_affine=False),
-            nk.NormSpec(kind="layer", over=("C",), uses="batch", affine=False, eps=0.02),
+            nk.NormSpec(kind="layer", over=("C",), uses="batch", affine=False, eps=0.02, normalized_shape=(6,)),
         ),
         (
             nn.RMSNorm(6, eps=0.02),
-            nk.NormSpec(kind="rms", over=("C",), uses="batch", affine="scale", eps=0.02),
+            nk.NormSpec(kind="rms", over=("C",), uses="batch", affine="scale", eps=0.02, normalized_shape=(6,)),
         ),
         (
             nn.RMSNorm(6, elementwise_affine=False),  # its eps is then the type's, which it does not say
-            nk.NormSpec(kind="rms", over=("C",), uses="batch", affine=False, eps=None),
+            nk.NormSpec(kind="rms", over=("C",), uses="batch", affine=False, eps=None, normalized_shape=(6,)),
         ),
         (
             nn.LocalResponseNorm(3),
@@ -265,7 +265,9 @@ class TestForeignSubclass:
         class LayerNorm2d(nn.LayerNorm):
             pass
 
-        expected = nk.NormSpec(kind="layer", over=("C",), uses="batch", affine=True, eps=0.02, exact=False)
+        expected = nk.NormSpec(
+            kind="layer", over=("C",), uses="batch", affine=True, eps=0.02, normalized_shape=(6,), exact=False
+        )
         assert nk.describe(LayerNorm2d(6, eps=0.02)) == expected
 
 
@@ -366,6 +368,7 @@ PROPERTIES = {
         "weight-standardized",
     },
     "is_over_last": {"layer", "rms", "scale"},
+    "moves_affine": {"layer", "rms"},
     "is_replaceable": {
         *("batch", "renorm", "accumulated", "domain", "moving", "whitened", "switchable"),
         *("group", "instance", "filter-response", "layer", "rms", "scale"),
