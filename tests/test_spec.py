@@ -219,13 +219,16 @@ OUR_CHILDREN = [
     (nn.GELU(), "gelu"),
     (nn.Sigmoid(), "sigmoid"),
     (nn.Tanh(), "tanh"),
+    (nn.ReLU6(), "relu6"),
+    (nn.Hardswish(), "hardswish"),
+    (nn.LeakyReLU(0.2), "leaky_relu"),
+    (nn.GELU(approximate="tanh"), "gelu_tanh"),
 ]
-# Each differs from ours of a like name, in slope or in formula.
+# Each differs from ours of a like name, in a parameter or in formula.
 FOREIGN_CHILDREN = [
-    (nn.ReLU6(), "ReLU6"),
     (nn.PReLU(), "PReLU"),
-    (nn.LeakyReLU(0.2), "LeakyReLU"),
-    (nn.GELU(approximate="tanh"), "GELU"),
+    (nn.ELU(0.5), "ELU"),
+    (nn.Softplus(beta=2.0), "Softplus"),
 ]
 
 

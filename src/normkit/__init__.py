@@ -13,6 +13,7 @@ from normkit.errors import (
     NormkitError,
     NormkitWarning,
     ShapeError,
+    UnsupportedError,
 )
 from normkit.finding import Finding
 from normkit.layers import *  # noqa: F403  # exactly the names of its __all__
@@ -55,6 +56,7 @@ __all__ = [
     "Recorder",
     "ShapeError",
     "Surgery",
+    "UnsupportedError",
     "adapt",
     "attach",
     "check_export",

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from normkit.activations import check_activation
+from normkit.activations import LEAKY_SLOPE, ActivationLike, check_any, label
 from normkit.errors import ArgumentError, DtypeError, NonFiniteError, NormkitError, ShapeError
 from normkit.moments import Moments
 from normkit.tracing import is_exporting
@@ -18,7 +18,9 @@ NonFinite = Literal["propagate", "raise", "skip-update"]
 _AXES = {2: "N, {c}", 3: "N, {c}, L", 4: "N, {c}, H, W", 5: "N, {c}, D, H, W"}
 
 
-def options(eps: float, momentum: float | Tensor | None, activation: str | None, nonfinite: str = "propagate") -> None:
+def options(
+    eps: float, momentum: float | Tensor | None, activation: ActivationLike | None, nonfinite: str = "propagate"
+) -> None:
     """Check what every batch norm takes, whether called as a function or built as a layer."""
     if not eps > 0:
         raise ArgumentError(f"eps must be positive, it keeps the division finite; got {eps}. The usual value is 1e-5.")
@@ -27,17 +29,19 @@ def options(eps: float, momentum: float | Tensor | None, activation: str | None,
             f"momentum must lie in 0..1, or be None for a cumulative average; got {momentum}. "
             "It weights the new value: Keras' 0.99 is 0.01 here."
         )
-    check_activation(activation)
+    check_any(activation)
     if nonfinite not in get_args(NonFinite):
         known = ", ".join(f'"{n}"' for n in get_args(NonFinite))
         raise ArgumentError(f"nonfinite must be one of {known}; got {nonfinite!r}.")
 
 
-def invertible(inplace: bool, activation: str | None) -> None:
+def invertible(inplace: bool, activation: ActivationLike | None, negative_slope: float = LEAKY_SLOPE) -> None:
     """Check that what is to be overwritten can be worked out again from what replaces it."""
-    if inplace and activation not in (None, "leaky_relu"):
+    if inplace and (activation not in (None, "leaky_relu") or negative_slope != LEAKY_SLOPE):
+        slope = f" with a slope of {negative_slope}" if negative_slope != LEAKY_SLOPE else ""
         raise ArgumentError(
-            f'inplace=True needs an activation that can be undone, "leaky_relu" or None; got "{activation}".'
+            f'inplace=True needs an activation that can be undone, "leaky_relu" or None; '
+            f'got "{label(activation)}"{slope}.'
         )
 
 

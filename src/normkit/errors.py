@@ -32,6 +32,10 @@ class BackendError(NormkitError, RuntimeError):
     """A backend that was requested by name and cannot run."""
 
 
+class UnsupportedError(NormkitError, RuntimeError):
+    """A tool of torch or another library that cannot read a layer, or would change what it computes."""
+
+
 class MissingExtraError(NormkitError, ImportError):
     """A package of an optional extra that is not installed."""
 

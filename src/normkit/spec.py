@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from normkit.activations import ACTIVATIONS
+from normkit.activations import activation_of, label
 from normkit.layers.accumulated import AccumulatedBatchNorm2d
 from normkit.layers.batch import BatchNorm, PositionBatchNorm2d
 from normkit.layers.channel_norm import ChannelNorm
@@ -98,7 +97,8 @@ class NormSpec:
         momentum: weight of the new value; None where there is none.
         num_features: channels, where they are fixed.
         num_groups: groups of channels with statistics of their own.
-        activation: what follows inside the same module: one of our names, or the class name of a foreign one.
+        activation: what follows inside the same module, in a word: one of our names, the class of another module or
+            the name of a function; `normkit.activations.activation_of` has the thing itself.
         exact: whether the module's type is one we know, rather than a foreign subclass of one, which may do more.
     """
 
@@ -172,7 +172,7 @@ def describe(module: nn.Module) -> NormSpec | None:
     if spec is None:
         return None
     known = type(module).__module__.startswith(("torch.nn.", "normkit."))
-    return replace(spec, exact=known, activation=spec.activation or _activation_within(module))
+    return replace(spec, exact=known, activation=spec.activation or label(activation_of(module)))
 
 
 @singledispatch
@@ -212,7 +212,7 @@ _RELATIVES: dict[type[BatchNorm], dict[str, Any]] = {
 
 
 def _describe_relative(bn: BatchNorm, **differences: Any) -> NormSpec:
-    return replace(_describe_batch(bn), activation=bn.activation, **differences)
+    return replace(_describe_batch(bn), **differences)
 
 
 for _class, _differences in _RELATIVES.items():
@@ -221,7 +221,7 @@ for _class, _differences in _RELATIVES.items():
 
 @_describe.register
 def _(bn: FrozenBatchNorm) -> NormSpec:
-    return replace(_describe_frozen(bn), activation=bn.activation)
+    return _describe_frozen(bn)
 
 
 @_describe.register
@@ -265,7 +265,7 @@ def _(norm: nn.RMSNorm) -> NormSpec:
 
 @_describe.register
 def _(norm: ScaleNorm) -> NormSpec:
-    return NormSpec(kind="scale", over=("C",), uses="batch", affine="scale", eps=norm.eps, activation=norm.activation)
+    return NormSpec(kind="scale", over=("C",), uses="batch", affine="scale", eps=norm.eps)
 
 
 @_describe.register
@@ -313,7 +313,7 @@ def _tracking(norm: ChannelNorm, kind: Kind, over: tuple[Axis, ...], **more: Any
 @_describe.register
 def _(norm: WhitenedBatchNorm) -> NormSpec:
     groups = norm.num_features // norm.group_size
-    return _tracking(norm, "whitened", ("N", "S"), num_groups=groups, activation=norm.activation)
+    return _tracking(norm, "whitened", ("N", "S"), num_groups=groups)
 
 
 @_describe.register
@@ -328,12 +328,12 @@ def _(norm: EvoNormS0) -> NormSpec:
 
 @_describe.register
 def _(norm: SwitchableNorm2d) -> NormSpec:
-    return _tracking(norm, "switchable", ("N", "C", "S"), activation=norm.activation)
+    return _tracking(norm, "switchable", ("N", "C", "S"))
 
 
 @_describe.register
 def _(norm: MovingBatchNorm2d) -> NormSpec:
-    return _tracking(norm, "moving", ("N", "S"), activation=norm.activation)
+    return _tracking(norm, "moving", ("N", "S"))
 
 
 @_describe.register(nn.LocalResponseNorm)
@@ -366,29 +366,3 @@ def _affine(module: nn.Module) -> Affine:
     if scale == shift:
         return scale
     return "scale" if scale else "shift"
-
-
-# By what torch prints, so that another slope or approximation counts as another activation.
-_PRINTED = {
-    repr(torchs): name
-    for torchs, name in (
-        (nn.ReLU(), "relu"),
-        (nn.ReLU(inplace=True), "relu"),
-        (nn.LeakyReLU(), "leaky_relu"),
-        (nn.LeakyReLU(inplace=True), "leaky_relu"),
-        (nn.SiLU(), "silu"),
-        (nn.SiLU(inplace=True), "silu"),
-        (nn.GELU(), "gelu"),
-        (nn.Sigmoid(), "sigmoid"),
-        (nn.Tanh(), "tanh"),
-    )
-}
-
-
-def _activation_within(module: nn.Module) -> str | None:
-    """The activation of a foreign subclass: a child module (timm), or a name it keeps (inplace_abn)."""
-    for name, child in module.named_children():
-        if name != "parametrizations" and not isinstance(child, nn.Identity | _DropoutNd):
-            return _PRINTED.get(repr(child), type(child).__name__)
-    kept = getattr(module, "activation", None)
-    return kept if isinstance(kept, str) and kept in ACTIVATIONS else None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from normkit import checks
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike, parted
 from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
 from normkit.functional import batch_core
@@ -24,7 +24,8 @@ def batch_norm(
     momentum: float | Tensor = 0.1,
     eps: float = 1e-5,
     *,
-    activation: ActivationName | None = None,
+    activation: ActivationLike | None = None,
+    negative_slope: float = LEAKY_SLOPE,
     residual: Tensor | None = None,
     mask: Tensor | None = None,
     nonfinite: NonFinite = "propagate",
@@ -38,22 +39,23 @@ def batch_norm(
     ones. Statistics of shape (C, H, W) normalize each position on its own.
     """
     checks.options(eps, momentum, activation, nonfinite)
+    act = parted(activation, negative_slope)
     if (running_mean is None) != (running_var is None):
         raise ArgumentError("batch_norm needs both running_mean and running_var, or neither; got one of them.")
     stored = None if running_mean is None or running_var is None else Moments(running_mean, running_var, 0)
     features = batch_core.features_of(input, running_mean, weight, bias)
-    terms = Terms(features, weight, bias, eps, activation, residual, mask, nonfinite)
+    terms = Terms(features, weight, bias, eps, act.fused, residual, mask, nonfinite)
     if not training:
         if stored is None:
             raise ArgumentError(
                 "batch_norm needs running_mean and running_var in evaluation; got None. "
                 "To normalize with the batch's own statistics, pass training=True."
             )
-        return batch_core.normalize_stored(input, stored, terms)
+        return act.finish(batch_core.normalize_stored(input, stored, terms))
     checks.one_per_channel(running_var, "running_var", "batch_norm", terms.features)
     if stored is None:
-        return batch_core.normalize_batch(input, terms)[0]
-    return batch_core.normalize_and_store_(input, terms, stored, momentum)
+        return act.finish(batch_core.normalize_batch(input, terms)[0])
+    return act.finish(batch_core.normalize_and_store_(input, terms, stored, momentum))
 
 
 def batch_norm_update(
@@ -64,7 +66,8 @@ def batch_norm_update(
     *,
     momentum: float | None = 0.1,
     eps: float = 1e-5,
-    activation: ActivationName | None = None,
+    activation: ActivationLike | None = None,
+    negative_slope: float = LEAKY_SLOPE,
     residual: Tensor | None = None,
     mask: Tensor | None = None,
     nonfinite: NonFinite = "propagate",
@@ -75,12 +78,14 @@ def batch_norm_update(
     buffers, Moments(running_mean, running_var, num_batches_tracked); momentum None averages over all batches so far.
     """
     checks.options(eps, momentum, activation, nonfinite)
+    act = parted(activation, negative_slope)
     features = moments.mean.shape
     checks.one_per_channel(moments.var, "moments.var", "batch_norm_update", features)
-    terms = Terms(features, weight, bias, eps, activation, residual, mask, nonfinite, who="batch_norm_update")
+    terms = Terms(features, weight, bias, eps, act.fused, residual, mask, nonfinite, who="batch_norm_update")
     y, batch = batch_core.normalize_batch(input, terms)
     stored = moments._replace(count=torch.as_tensor(moments.count, device=moments.mean.device))
-    return y, batch_core.next_stored(stored, batch, batch_core.average_factor(stored, momentum), nonfinite)
+    new = batch_core.next_stored(stored, batch, batch_core.average_factor(stored, momentum), nonfinite)
+    return act.finish(y), new
 
 
 def batch_moments(input: Tensor, mask: Tensor | None = None) -> Moments:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normkit import checks
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike, parted
 from normkit.errors import ArgumentError
 from normkit.functional.batch_core import (
     Terms,
@@ -31,7 +31,8 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
-    activation: ActivationName | None = None,
+    activation: ActivationLike | None = None,
+    negative_slope: float = LEAKY_SLOPE,
     residual: Tensor | None = None,
 ) -> Tensor:
     """Normalize over the last dimensions, those of `normalized_shape` (Ba, Kiros & Hinton 2016).
@@ -39,10 +40,12 @@ def layer_norm(
     activation((x - mean) / sqrt(var + eps) * weight + bias + residual)
     """
     checks.options(eps, None, activation)
+    act = parted(activation, negative_slope)
     shape = checks.normalized_shape(normalized_shape, "layer_norm")
     checks.one_per_channel(weight, "weight", "layer_norm", shape, "element")
     checks.one_per_channel(bias, "bias", "layer_norm", shape, "element")
-    return normalize_last(input, shape, weight, bias, Recipe(last(input, shape), eps, activation), residual)
+    recipe = Recipe(last(input, shape), eps, act.fused)
+    return act.finish(normalize_last(input, shape, weight, bias, recipe, residual))
 
 
 def rms_norm(
@@ -51,7 +54,8 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
     *,
-    activation: ActivationName | None = None,
+    activation: ActivationLike | None = None,
+    negative_slope: float = LEAKY_SLOPE,
     residual: Tensor | None = None,
 ) -> Tensor:
     """Divide by the root of the mean square over the last dimensions (Zhang & Sennrich 2019).
@@ -61,10 +65,11 @@ def rms_norm(
     As in torch, eps None is the machine epsilon of the type that torch would compute in: float32 for half precision.
     """
     checks.options(1.0 if eps is None else eps, None, activation)
+    act = parted(activation, negative_slope)
     shape = checks.normalized_shape(normalized_shape, "rms_norm")
     checks.one_per_channel(weight, "weight", "rms_norm", shape, "element")
-    recipe = Recipe(last(input, shape), rms_eps(input, eps), activation, centred=False)
-    return normalize_last(input, shape, weight, None, recipe, residual, who="rms_norm")
+    recipe = Recipe(last(input, shape), rms_eps(input, eps), act.fused, centred=False)
+    return act.finish(normalize_last(input, shape, weight, None, recipe, residual, who="rms_norm"))
 
 
 def group_norm(
@@ -74,7 +79,8 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
-    activation: ActivationName | None = None,
+    activation: ActivationLike | None = None,
+    negative_slope: float = LEAKY_SLOPE,
     residual: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
@@ -86,9 +92,10 @@ def group_norm(
     padding is not finite, it counts as zero. An example without any such position becomes activation(bias + residual).
     """
     checks.options(eps, None, activation)
+    act = parted(activation, negative_slope)
     checks.batch_input(input, "group_norm", input.shape[1:2], (max(2, input.dim()),))
     checks.groups(num_groups, input.shape[1], "group_norm")
-    return normalize_groups(input, num_groups, weight, bias, eps, activation, residual, mask)[0]
+    return act.finish(normalize_groups(input, num_groups, weight, bias, eps, act.fused, residual, mask)[0])
 
 
 def instance_norm(
@@ -101,7 +108,8 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
     *,
-    activation: ActivationName | None = None,
+    activation: ActivationLike | None = None,
+    negative_slope: float = LEAKY_SLOPE,
     residual: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
@@ -113,6 +121,7 @@ def instance_norm(
     variance; with `use_input_stats=False` they are what x is normalized with. The mask is as in `group_norm`.
     """
     checks.options(eps, momentum, activation)
+    act = parted(activation, negative_slope)
     checks.batch_input(input, "instance_norm", input.shape[1:2], (max(3, input.dim()),))
     if (running_mean is None) != (running_var is None):
         raise ArgumentError("instance_norm needs both running_mean and running_var, or neither; got one of them.")
@@ -120,14 +129,14 @@ def instance_norm(
     if not use_input_stats:
         if stored is None:
             raise ArgumentError("instance_norm needs running_mean and running_var, or use_input_stats; got neither.")
-        terms = Terms(stored.mean.shape, weight, bias, eps, activation, residual, mask, who="instance_norm")
-        return normalize_stored(input, stored, terms)
+        terms = Terms(stored.mean.shape, weight, bias, eps, act.fused, residual, mask, who="instance_norm")
+        return act.finish(normalize_stored(input, stored, terms))
     checks.one_per_channel(running_mean, "running_mean", "instance_norm", input.shape[1:2])
     checks.one_per_channel(running_var, "running_var", "instance_norm", input.shape[1:2])
-    y, own = normalize_instances(input, weight, bias, eps, activation, residual, mask)
+    y, own = normalize_instances(input, weight, bias, eps, act.fused, residual, mask)
     if stored is not None:
         update_(stored, own, momentum)
-    return y
+    return act.finish(y)
 
 
 def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:

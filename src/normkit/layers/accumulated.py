@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
 from normkit.functional import batch_core
@@ -34,6 +34,7 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
 
     _ranks = (4,)
     _torch = nn.BatchNorm2d
+    _beyond = "statistics over several micro-batches"
 
     window_mean: Tensor
     window_var: Tensor
@@ -52,7 +53,8 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
         *,
         micro_batches: int,
         bias: bool = True,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
         nonfinite: NonFinite = "propagate",
         inplace: bool = False,
     ) -> None:
@@ -66,6 +68,7 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
             dtype,
             bias=bias,
             activation=activation,
+            negative_slope=negative_slope,
             nonfinite=nonfinite,
             inplace=inplace,
         )

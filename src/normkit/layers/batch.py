@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
 from normkit import checks
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike, label
 from normkit.checks import NonFinite
 from normkit.functional import batch_core
 from normkit.functional.batch_core import Terms
 from normkit.kernels import layer_calls
 from normkit.layers.affine_parts import Affine, check_affine, keep_parts_, reset_parts_
 from normkit.layers.norm_layer import ELSEWHERE, NormLayer, name
+from normkit.layers.refusals import OwnFunction, refuse_fusion
 from normkit.moments import Moments
 from normkit.tracing import is_recomputing
 
@@ -31,7 +32,8 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         device: where the parameters live.
         dtype: the parameters' type.
         bias: False is another spelling of affine="scale".
-        activation: applied to the output: "relu", "leaky_relu", "silu", "gelu", "sigmoid" or "tanh".
+        activation: applied to the output: a name ("relu", "hardswish" and so on), a module or a function.
+        negative_slope: of activation="leaky_relu".
         nonfinite: what a batch with NaN or infinity does to the running statistics: "propagate" as in torch,
             "raise", or "skip-update".
         inplace: in training, write the output over the input and keep nothing else for the backward; without an
@@ -66,18 +68,25 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         dtype: Any = None,
         *,
         bias: bool = True,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
         nonfinite: NonFinite = "propagate",
         inplace: bool = False,
     ) -> None:
         checks.options(eps, momentum, activation, nonfinite)
-        checks.invertible(inplace, activation)
+        checks.invertible(inplace, activation, negative_slope)
         has = check_affine(affine, bias)
+        refuse_fusion(type(self))
         super().__init__(num_features, eps, momentum, bool(affine), track_running_stats, device, dtype)
         keep_parts_(self, affine, *has)
-        self.activation = activation
+        self._set_activation(activation, negative_slope)
         self.nonfinite = nonfinite
         self.inplace = inplace
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of a copy or a pickle."""
+        super().__setstate__(state)
+        refuse_fusion(type(self))
 
     def reset_parameters(self) -> None:
         """Set gamma to one and beta to zero, where they are, and forget the running statistics."""
@@ -94,7 +103,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         mean, var, count = kept.get("running_mean"), kept.get("running_var"), kept.get("num_batches_tracked")
         if weight is ELSEWHERE or bias is ELSEWHERE or mean is None or var is None:
             return None
-        terms = self._ranks, self.eps, self.activation
+        terms = self._ranks, self.eps, self._fused
         if not self.training:
             return layer_calls.batch_norm_evaluated(input, weight, bias, mean, var, *terms)
         momentum = self.momentum
@@ -110,7 +119,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
             weight,
             bias,
             self.eps,
-            self.activation,
+            self._fused,
             residual,
             mask,
             self.nonfinite,
@@ -141,6 +150,17 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
     def _update_(self, stored: Moments, batch: Moments) -> None:
         """Move the running statistics towards this batch's."""
         batch_core.update_(stored, batch, batch_core.average_factor(stored, self.momentum), self.nonfinite)
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """The children, and before them one that no other module can take, if torch's class computes something else."""
+        activation = label(self.activation)
+        beyond = self._beyond_torch() if activation is None else f"the activation {activation}"
+        if beyond is not None:
+            yield "own_function", OwnFunction(self._who(), beyond)
+        yield from super().named_children()
+
+    def _beyond_torch(self) -> str | None:
+        return self._beyond if self.nonfinite == "propagate" else f'nonfinite="{self.nonfinite}"'
 
     def extra_repr(self) -> str:
         """Torch's line, and what is set beyond it."""
@@ -209,6 +229,7 @@ class PositionBatchNorm2d(BatchNorm, one_step=True):
     """
 
     _ranks = (4,)
+    _beyond = "statistics for every position"
 
     def __init__(
         self,
@@ -223,7 +244,8 @@ class PositionBatchNorm2d(BatchNorm, one_step=True):
         dtype: Any = None,
         *,
         bias: bool = True,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
         nonfinite: NonFinite = "propagate",
     ) -> None:
         # torch makes every tensor of the size it is given, and takes a shape for one.
@@ -237,6 +259,7 @@ class PositionBatchNorm2d(BatchNorm, one_step=True):
             dtype,
             bias=bias,
             activation=activation,
+            negative_slope=negative_slope,
             nonfinite=nonfinite,
         )
         self.num_features, self.height, self.width = num_features, height, width

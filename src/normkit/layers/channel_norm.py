@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import checks
+from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.functional.batch_core import average_factor
 from normkit.kernels import reference
 from normkit.layers.affine_parts import Affine, check_affine, reset_parts_
@@ -32,12 +33,20 @@ class ChannelNorm(NormLayer):
     track_running_stats: bool
 
     def __init__(
-        self, num_features: int, eps: float, affine: Affine, activation: str | None, device: Any, dtype: Any
+        self,
+        num_features: int,
+        eps: float,
+        affine: Affine,
+        activation: ActivationLike | None,
+        device: Any,
+        dtype: Any,
+        negative_slope: float = LEAKY_SLOPE,
     ) -> None:
         super().__init__()
         checks.options(eps, None, activation)
         has_weight, has_bias = check_affine(affine)
-        self.num_features, self.eps, self.affine, self.activation = num_features, eps, affine, activation
+        self.num_features, self.eps, self.affine = num_features, eps, affine
+        self._set_activation(activation, negative_slope)
         self.register_parameter("weight", self._parameter((num_features,), device, dtype) if has_weight else None)
         self.register_parameter("bias", self._parameter((num_features,), device, dtype) if has_bias else None)
 

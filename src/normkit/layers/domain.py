@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from normkit import checks
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
 from normkit.kernels import layer_calls
@@ -28,6 +28,8 @@ class DomainBatchNorm(BatchNorm):
         num_domains: how many; `running_mean` and `running_var` have shape (num_domains, C).
     """
 
+    _beyond = "statistics for every domain"
+
     def __init__(
         self,
         num_features: int,
@@ -40,7 +42,8 @@ class DomainBatchNorm(BatchNorm):
         dtype: Any = None,
         *,
         bias: bool = True,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
         nonfinite: NonFinite = "propagate",
         inplace: bool = False,
     ) -> None:
@@ -54,6 +57,7 @@ class DomainBatchNorm(BatchNorm):
             dtype,
             bias=bias,
             activation=activation,
+            negative_slope=negative_slope,
             nonfinite=nonfinite,
             inplace=inplace,
         )
@@ -81,7 +85,7 @@ class DomainBatchNorm(BatchNorm):
             if not self.training and residual is None and mask is None and is_plain(input):
                 mean, var, _ = self._of_domain()
                 tensors = self.weight, self.bias, mean, var
-                y = layer_calls.batch_norm_evaluated(input, *tensors, self._ranks, self.eps, self.activation)
+                y = layer_calls.batch_norm_evaluated(input, *tensors, self._ranks, self.eps, self._fused)
                 if y is not None:
                     return y
             return super()._compute(input, residual=residual, mask=mask)

@@ -18,6 +18,7 @@ from normkit.errors import ArgumentError
 from normkit.kernels import select
 from normkit.kernels.reference import working_dtype
 from normkit.layers.norm_layer import NormLayer, _as_leaf
+from normkit.layers.refusals import Unscriptable
 from normkit.layers.scaled_std_conv import ScaledStdConv2d
 
 _Weighted = nn.Linear | _ConvNd
@@ -34,7 +35,7 @@ _NORMS = (
 )
 
 
-class SkipInit(nn.Module):
+class SkipInit(Unscriptable):
     """One learnable number at the end of a residual branch, zero at first: y = alpha * branch.
 
     x + SkipInit()(branch(x)) starts as the identity. Set alpha to one and it is Fixup's multiplier.

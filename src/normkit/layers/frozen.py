@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normkit import checks
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.functional import batch_core
 from normkit.functional.batch_core import Terms
 from normkit.kernels import layer_calls
@@ -40,14 +40,15 @@ class FrozenBatchNorm(NormLayer):
         dtype: Any = None,
         *,
         bias: bool = True,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
     ) -> None:
         super().__init__()
         checks.options(eps, momentum, activation)
         has_weight, has_bias = check_affine(affine, bias)
         checks.tracked(track_running_stats, type(self).__name__)
         self.num_features, self.eps, self.momentum, self.affine = num_features, eps, momentum, affine
-        self.activation = activation
+        self._set_activation(activation, negative_slope)
         like = {"device": device, "dtype": dtype}
         # An absent one is not registered: torch.export miscounts buffers that are None.
         self.weight = nn.Buffer(torch.ones(num_features, **like)) if has_weight else None
@@ -87,12 +88,12 @@ class FrozenBatchNorm(NormLayer):
         assert mean is not None
         assert var is not None
         tensors = weight, bias, mean, var
-        return layer_calls.batch_norm_evaluated(input, *tensors, self._ranks, self.eps, self.activation)
+        return layer_calls.batch_norm_evaluated(input, *tensors, self._ranks, self.eps, self._fused)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         who = name(lambda: f"{type(self).__name__}({self.num_features})")
         checks.batch_input(input, who, (self.num_features,), self._ranks)
-        terms = Terms((self.num_features,), self.weight, self.bias, self.eps, self.activation, residual, who=who)
+        terms = Terms((self.num_features,), self.weight, self.bias, self.eps, self._fused, residual, who=who)
         return batch_core.normalize_stored(input, Moments(self.running_mean, self.running_var, 0), terms)
 
     def _torch_forward(self, input: Tensor) -> Tensor:
@@ -105,9 +106,8 @@ class FrozenBatchNorm(NormLayer):
 
     def extra_repr(self) -> str:
         """What a BatchNorm shows."""
-        return f"{self.num_features}, eps={self.eps}, affine={self.affine}" + (
-            f", activation={self.activation}" if self.activation else ""
-        )
+        parts = [str(self.num_features), f"eps={self.eps}", f"affine={self.affine}", self._activation_repr()]
+        return ", ".join(filter(None, parts))
 
 
 class FrozenBatchNorm1d(FrozenBatchNorm, fast_path=True):

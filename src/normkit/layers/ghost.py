@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
 from normkit.functional import batch_core
@@ -26,6 +26,8 @@ class GhostBatchNorm(BatchNorm):
             single value per channel.
     """
 
+    _beyond = "statistics for every chunk of a batch"
+
     def __init__(
         self,
         num_features: int,
@@ -38,7 +40,8 @@ class GhostBatchNorm(BatchNorm):
         *,
         chunk_size: int = 128,
         bias: bool = True,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
         nonfinite: NonFinite = "propagate",
         inplace: bool = False,
     ) -> None:
@@ -52,6 +55,7 @@ class GhostBatchNorm(BatchNorm):
             dtype,
             bias=bias,
             activation=activation,
+            negative_slope=negative_slope,
             nonfinite=nonfinite,
             inplace=inplace,
         )

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from normkit import checks
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.functional import within as functional
 from normkit.kernels import layer_calls
 from normkit.layers.affine_parts import Affine, check_affine, keep_parts_, reset_parts_
@@ -25,7 +25,8 @@ class GroupNorm(NormLayer, nn.GroupNorm, fast_path=True):
         device: where the parameters live.
         dtype: the parameters' type.
         bias: False is another spelling of affine="scale".
-        activation: applied to the output: "relu", "leaky_relu", "silu", "gelu", "sigmoid" or "tanh".
+        activation: applied to the output: a name ("relu", "hardswish" and so on), a module or a function.
+        negative_slope: of activation="leaky_relu".
 
     Call:
         layer(x), layer(x, residual=r) for activation(GN(x) + r), layer(x, mask=m) for statistics over those positions
@@ -45,14 +46,15 @@ class GroupNorm(NormLayer, nn.GroupNorm, fast_path=True):
         dtype: Any = None,
         *,
         bias: bool = True,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
     ) -> None:
         checks.options(eps, None, activation)
         checks.groups(num_groups, num_channels, type(self).__name__)
         parts = check_affine(affine, bias)
         super().__init__(num_groups, num_channels, eps, bool(affine), device, dtype)
         keep_parts_(self, affine, *parts)
-        self.activation = activation
+        self._set_activation(activation, negative_slope)
 
     def reset_parameters(self) -> None:
         """Set gamma to one and beta to zero, where they are."""
@@ -67,12 +69,12 @@ class GroupNorm(NormLayer, nn.GroupNorm, fast_path=True):
         weight, bias = own.get("weight", ELSEWHERE), own.get("bias", ELSEWHERE)
         if weight is ELSEWHERE or bias is ELSEWHERE:
             return None
-        terms = self.num_groups, self.num_channels, self.eps, self.activation
+        terms = self.num_groups, self.num_channels, self.eps, self._fused
         return layer_calls.group_norm(input, weight, bias, *terms)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
         who = f"{type(self).__name__}({self.num_groups}, {self.num_channels})"
         checks.batch_input(input, who, (self.num_channels,), (max(2, input.dim()),))
         return functional.normalize_groups(
-            input, self.num_groups, self.weight, self.bias, self.eps, self.activation, residual, mask, who
+            input, self.num_groups, self.weight, self.bias, self.eps, self._fused, residual, mask, who
         )[0]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from normkit import checks
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.functional import within as functional
 from normkit.functional.batch_core import Terms, normalize_stored
 from normkit.kernels import layer_calls
@@ -30,7 +30,8 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
         device: where the parameters live.
         dtype: the parameters' type.
         bias: False is another spelling of affine="scale".
-        activation: applied to the output: "relu", "leaky_relu", "silu", "gelu", "sigmoid" or "tanh".
+        activation: applied to the output: a name ("relu", "hardswish" and so on), a module or a function.
+        negative_slope: of activation="leaky_relu".
 
     Call:
         layer(x), layer(x, residual=r) for activation(IN(x) + r), layer(x, mask=m) for statistics over those positions
@@ -51,13 +52,14 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
         dtype: Any = None,
         *,
         bias: bool = True,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
     ) -> None:
         checks.options(eps, momentum, activation)
         parts = check_affine(affine, bias)
         super().__init__(num_features, eps, momentum, bool(affine), track_running_stats, device, dtype)  # type: ignore[arg-type]
         keep_parts_(self, affine, *parts)
-        self.activation = activation
+        self._set_activation(activation, negative_slope)
 
     def reset_parameters(self) -> None:
         """Set gamma to one and beta to zero, where they are, and forget the running statistics."""
@@ -74,7 +76,7 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
         missing = self._rank - input.dim()
         if weight is ELSEWHERE or bias is ELSEWHERE or self.track_running_stats or missing not in (0, 1):
             return None
-        terms = self.num_features, self.num_features, self.eps, self.activation
+        terms = self.num_features, self.num_features, self.eps, self._fused
         if missing == 0:
             return layer_calls.group_norm(input, weight, bias, *terms)
         y = layer_calls.group_norm(input.unsqueeze(0), weight, bias, *terms)
@@ -88,7 +90,7 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
         return self._of_batch(input, residual, mask)
 
     def _of_batch(self, x: Tensor, residual: Tensor | None, mask: Tensor | None) -> Tensor:
-        weight, bias, eps, activation = self.weight, self.bias, self.eps, self.activation
+        weight, bias, eps, activation = self.weight, self.bias, self.eps, self._fused
         stored = None
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             stored = Moments(self.running_mean, self.running_var, 0)

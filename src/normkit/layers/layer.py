@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from normkit import checks
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.functional import within as functional
 from normkit.kernels import layer_calls
 from normkit.kernels.reference import Recipe
@@ -25,7 +25,8 @@ class LayerNorm(NormLayer, nn.LayerNorm, fast_path=True):
         bias: False leaves out beta.
         device: where the parameters live.
         dtype: the parameters' type.
-        activation: applied to the output: "relu", "leaky_relu", "silu", "gelu", "sigmoid" or "tanh".
+        activation: applied to the output: a name ("relu", "hardswish" and so on), a module or a function.
+        negative_slope: of activation="leaky_relu".
 
     Call:
         layer(x), or layer(x, residual=r) for activation(LN(x) + r).
@@ -42,12 +43,13 @@ class LayerNorm(NormLayer, nn.LayerNorm, fast_path=True):
         device: Any = None,
         dtype: Any = None,
         *,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
     ) -> None:
         checks.options(eps, None, activation)
         shape = checks.normalized_shape(normalized_shape, type(self).__name__)
         super().__init__(list(shape), eps, elementwise_affine, bias, device, dtype)
-        self.activation = activation
+        self._set_activation(activation, negative_slope)
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Normalize each example over its last dimensions."""
@@ -58,11 +60,11 @@ class LayerNorm(NormLayer, nn.LayerNorm, fast_path=True):
         weight, bias = own.get("weight", ELSEWHERE), own.get("bias", ELSEWHERE)
         if weight is ELSEWHERE or bias is ELSEWHERE:
             return None
-        terms = self.normalized_shape, self.eps, self.activation, self.training
+        terms = self.normalized_shape, self.eps, self._fused, self.training
         return layer_calls.layer_norm(input, weight, bias, *terms)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
-        recipe = Recipe(functional.last(input, self.normalized_shape), self.eps, self.activation)
+        recipe = Recipe(functional.last(input, self.normalized_shape), self.eps, self._fused)
         who = f"{type(self).__name__}({list(self.normalized_shape)})"
         return functional.normalize_last(
             input, self.normalized_shape, self.weight, self.bias, recipe, residual, who=who

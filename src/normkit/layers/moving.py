@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.errors import ArgumentError
 from normkit.functional.batch_core import average_factor
 from normkit.kernels import select
@@ -60,9 +60,10 @@ class MovingBatchNorm2d(ChannelNorm):
         *,
         buffer_size: int = 16,
         warmup: int = 100,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
     ) -> None:
-        super().__init__(num_features, eps, affine, activation, device, dtype)
+        super().__init__(num_features, eps, affine, activation, device, dtype, negative_slope)
         if buffer_size < 1:
             raise ArgumentError(f"buffer_size must be at least 1 batch; got {buffer_size}.")
         if warmup < 0:
@@ -88,7 +89,7 @@ class MovingBatchNorm2d(ChannelNorm):
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         self._check(input, OVER if self._uses_batch() else None, residual)
-        recipe = Recipe(OVER, self.eps, self.activation, False, (1, self.num_features, 1, 1))
+        recipe = Recipe(OVER, self.eps, self._fused, False, (1, self.num_features, 1, 1))
         tensors = {"weight": self.weight, "bias": self.bias, "residual": residual}
         if not self._uses_batch():
             stored = Moments(torch.zeros_like(self.running_var), self.running_var, 1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import checks
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.checks import NonFinite
 from normkit.errors import ArgumentError
 from normkit.functional import batch_core
@@ -57,6 +57,8 @@ class BatchRenorm(BatchNorm):
         schedule: a function of the step, num_batches_tracked, that gives (r_max, d_max) instead.
     """
 
+    _beyond = "a correction towards its running statistics"
+
     def __init__(
         self,
         num_features: int,
@@ -71,7 +73,8 @@ class BatchRenorm(BatchNorm):
         d_max: float = 5.0,
         schedule: Schedule | None = None,
         bias: bool = True,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
         nonfinite: NonFinite = "propagate",
         inplace: bool = False,
     ) -> None:
@@ -85,6 +88,7 @@ class BatchRenorm(BatchNorm):
             dtype,
             bias=bias,
             activation=activation,
+            negative_slope=negative_slope,
             nonfinite=nonfinite,
             inplace=inplace,
         )

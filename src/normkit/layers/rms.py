@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import checks
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.functional import within as functional
 from normkit.kernels import layer_calls
 from normkit.kernels.reference import Recipe, working_dtype
@@ -26,7 +26,8 @@ class RMSNorm(NormLayer, nn.RMSNorm, fast_path=True):
         elementwise_affine: gamma, of shape normalized_shape. There is no beta.
         device: where the parameter lives.
         dtype: the parameter's type.
-        activation: applied to the output: "relu", "leaky_relu", "silu", "gelu", "sigmoid" or "tanh".
+        activation: applied to the output: a name ("relu", "hardswish" and so on), a module or a function.
+        negative_slope: of activation="leaky_relu".
 
     Call:
         layer(x), or layer(x, residual=r) for activation(RMS(x) + r).
@@ -42,12 +43,13 @@ class RMSNorm(NormLayer, nn.RMSNorm, fast_path=True):
         device: Any = None,
         dtype: Any = None,
         *,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
     ) -> None:
         checks.options(1.0 if eps is None else eps, None, activation)
         shape = checks.normalized_shape(normalized_shape, type(self).__name__)
         super().__init__(list(shape), eps, elementwise_affine, device, dtype)
-        self.activation = activation
+        self._set_activation(activation, negative_slope)
 
     def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Scale each example by the root mean square of its last dimensions."""
@@ -58,11 +60,11 @@ class RMSNorm(NormLayer, nn.RMSNorm, fast_path=True):
         if weight is ELSEWHERE:
             return None
         eps = functional.rms_eps(input, self.eps)
-        return layer_calls.rms_norm(input, weight, self.normalized_shape, eps, self.activation)
+        return layer_calls.rms_norm(input, weight, self.normalized_shape, eps, self._fused)
 
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         over, eps = functional.last(input, self.normalized_shape), functional.rms_eps(input, self.eps)
-        recipe = Recipe(over, eps, self.activation, centred=False)
+        recipe = Recipe(over, eps, self._fused, centred=False)
         who = f"{type(self).__name__}({list(self.normalized_shape)})"
         return functional.normalize_last(input, self.normalized_shape, self.weight, None, recipe, residual, who=who)
 
@@ -80,7 +82,8 @@ class ScaleNorm(NormLayer):
         eps: added to the mean square.
         device: where the parameter lives.
         dtype: the parameter's type.
-        activation: applied to the output: "relu", "leaky_relu", "silu", "gelu", "sigmoid" or "tanh".
+        activation: applied to the output: a name ("relu", "hardswish" and so on), a module or a function.
+        negative_slope: of activation="leaky_relu".
 
     Call:
         layer(x), or layer(x, residual=r) for activation(SN(x) + r).
@@ -93,12 +96,14 @@ class ScaleNorm(NormLayer):
         *,
         device: Any = None,
         dtype: Any = None,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
     ) -> None:
         checks.options(eps, None, activation)
         (dim,) = checks.normalized_shape(dim, type(self).__name__)
         super().__init__()
-        self.dim, self.eps, self.activation = dim, eps, activation
+        self.dim, self.eps = dim, eps
+        self._set_activation(activation, negative_slope)
         self.weight = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -113,7 +118,7 @@ class ScaleNorm(NormLayer):
     def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
         # ||x|| is sqrt(dim) times the root mean square. In the working type, or the quotient would round on its own.
         weight = (self.weight.to(working_dtype(input)) / sqrt(self.dim)).expand(self.dim)
-        recipe = Recipe(functional.last(input, (self.dim,)), self.eps, self.activation, centred=False)
+        recipe = Recipe(functional.last(input, (self.dim,)), self.eps, self._fused, centred=False)
         who = f"{type(self).__name__}({self.dim})"
         return functional.normalize_last(input, (self.dim,), weight, None, recipe, residual, who=who)
 

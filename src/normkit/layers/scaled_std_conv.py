@@ -14,6 +14,7 @@ from normkit.errors import ArgumentError
 from normkit.kernels import select
 from normkit.kernels.reference import moments
 from normkit.layers.norm_layer import _as_leaf
+from normkit.layers.refusals import Unscriptable
 
 ACTIVATION_GAINS: dict[str | None, float] = {
     None: 1.0,
@@ -27,7 +28,7 @@ ACTIVATION_GAINS: dict[str | None, float] = {
 """1 / std(activation(z)) for z of a standard normal distribution, as in the authors' code (their estimates)."""
 
 
-class ScaledStdConv2d(nn.Conv2d):
+class ScaledStdConv2d(Unscriptable, nn.Conv2d):
     """A convolution whose kernels have mean zero and a fixed length, so that it keeps the variance of its input.
 
     weight' = activation_gain * gain * (weight - mean) / sqrt(max(var * fan_in, eps)), with mean and biased variance

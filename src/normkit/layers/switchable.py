@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.kernels import select
 from normkit.kernels.reference import Recipe
 from normkit.layers.affine_parts import Affine
@@ -40,9 +40,10 @@ class SwitchableNorm2d(ChannelNorm):
         device: Any = None,
         dtype: Any = None,
         *,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
     ) -> None:
-        super().__init__(num_features, eps, affine, activation, device, dtype)
+        super().__init__(num_features, eps, affine, activation, device, dtype, negative_slope)
         self.mean_weight = self._parameter((3,), device, dtype)
         self.var_weight = self._parameter((3,), device, dtype)
         shapes: dict[str, tuple[int, ...]] = {"running_mean": (num_features,), "running_var": (num_features,)}
@@ -65,7 +66,7 @@ class SwitchableNorm2d(ChannelNorm):
         stored = None if uses_batch else Moments(self.running_mean, self.running_var, 1)
         y, instance, _ = select.normalize_mixed(
             input,
-            Recipe((2, 3), self.eps, self.activation, True, (1, self.num_features, 1, 1)),
+            Recipe((2, 3), self.eps, self._fused, True, (1, self.num_features, 1, 1)),
             partial(_mixed, stored),
             (self.mean_weight, self.var_weight),
             weight=self.weight,

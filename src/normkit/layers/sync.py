@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.checks import NonFinite
 from normkit.errors import DistributedError
 from normkit.functional import batch_core
@@ -43,7 +43,8 @@ class SyncBatchNorm(BatchNorm):
         dtype: Any = None,
         *,
         bias: bool = True,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
         nonfinite: NonFinite = "propagate",
     ) -> None:
         super().__init__(
@@ -56,6 +57,7 @@ class SyncBatchNorm(BatchNorm):
             dtype,
             bias=bias,
             activation=activation,
+            negative_slope=negative_slope,
             nonfinite=nonfinite,
         )
         self.process_group = process_group

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normkit import checks
-from normkit.activations import ActivationName
+from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.errors import ArgumentError
 from normkit.kernels import reference, select, whitening
 from normkit.layers.affine_parts import Affine
@@ -46,9 +46,10 @@ class WhitenedBatchNorm(ChannelNorm):
         method: Method = "newton",
         group_size: int | None = None,
         iterations: int = 5,
-        activation: ActivationName | None = None,
+        activation: ActivationLike | None = None,
+        negative_slope: float = LEAKY_SLOPE,
     ) -> None:
-        super().__init__(num_features, eps, affine, activation, device, dtype)
+        super().__init__(num_features, eps, affine, activation, device, dtype, negative_slope)
         if method not in get_args(Method):
             raise ArgumentError(f'method must be "newton" or "zca"; got {method!r}.')
         if iterations < 1:
@@ -93,7 +94,7 @@ class WhitenedBatchNorm(ChannelNorm):
         if self.weight is not None:
             z = z * self._view(self.weight, input)
         bias = None if self.bias is None else self._view(self.bias, input)
-        return reference.finish(z, bias, residual, self.activation).to(input.dtype)
+        return reference.finish(z, bias, residual, self._fused).to(input.dtype)
 
     @staticmethod
     def _view(per_channel: Tensor, input: Tensor) -> Tensor:

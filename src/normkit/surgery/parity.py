@@ -43,7 +43,7 @@ def trace(model: nn.Module, example: Any, forward: Forward | None = None) -> Tra
     def record(name: str) -> AfterForward:
         return lambda layer, args, kwargs, output: layers.append((name, [_copy(t) for t in tensors_in(output)]))
 
-    innermost = [(name, layer) for name, layer in named_layers(model) if next(layer.children(), None) is None]
+    innermost = [(name, layer) for name, layer in named_layers(model) if set(layer._modules.values()) <= {None}]
     recording = hooked(after=[(layer, record(name)) for name, layer in innermost])
     with untouched(model), in_evaluation(model), recording:
         outputs = run_example(model, example, forward)

@@ -351,3 +351,19 @@ def test_bad_input():
     with pytest.raises(nk.ArgumentError, match=r"must be a torch.nn.Module; got a str"):
         unfreeze("model")
     assert same_picture(picture(model), before)
+
+
+@pytest.mark.parametrize("act", [nn.ReLU6(inplace=True), nn.Hardswish(), nn.PReLU(8), nn.LeakyReLU(0.3)], ids=str)
+def test_any_activation_inside_goes_along(act):
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), BatchNormAct2d(8, copy.deepcopy(act)))
+    randomized(model)
+    before = picture(model)
+    frozen = freeze(model, example=X, inplace=True)
+    assert frozen.skipped == []
+    assert frozen.parity.max_rel < 1e-6
+    assert type(model[1]) is nk.FrozenBatchNorm2d
+    assert [type(p) for p in model[1].parameters()] == [type(p) for p in act.parameters()]  # an activation still learns
+    assert "frozen already" in freeze(model).skipped[0].why
+    unfreeze(model, inplace=True)
+    assert type(model[1]) is BatchNormAct2d
+    assert same_picture(picture(model), before)

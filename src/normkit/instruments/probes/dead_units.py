@@ -12,6 +12,7 @@ from normkit.spec import describe
 # The bounds of activations, from below and above.
 BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "relu": (0.0, None),
+    "relu6": (0.0, 6.0),
     "sigmoid": (0.0, 1.0),
     "tanh": (-1.0, 1.0),
 }

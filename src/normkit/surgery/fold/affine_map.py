@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normkit.activations import ACTIVATIONS
+from normkit.activations import ActivationLike, activation_of, label, parted
 from normkit.affine import scale_shift
 from normkit.batches import in_evaluation
 from normkit.layers.norm_layer import NormLayer
@@ -23,16 +23,22 @@ class FoldedNorm(nn.Identity):
     """What remains of a norm whose scale and shift another layer took over: activation(x + residual).
 
     Args:
-        activation: one of normkit's names.
+        activation: as our layers take it.
         layers: the children of the norm that follow its affine map, by name.
         dense: whether to return a contiguous tensor, as the norm did.
     """
 
     def __init__(
-        self, activation: str | None = None, layers: Mapping[str, nn.Module] | None = None, *, dense: bool = False
+        self,
+        activation: ActivationLike | None = None,
+        layers: Mapping[str, nn.Module] | None = None,
+        *,
+        dense: bool = False,
     ) -> None:
         super().__init__()
-        self.activation, self.dense = activation, dense
+        self.dense = dense
+        if "activation" not in (layers or {}):
+            self.activation = activation
         for name, layer in (layers or {}).items():
             self.add_module(name, layer)
 
@@ -40,15 +46,15 @@ class FoldedNorm(nn.Identity):
         """Return the input, with what followed the norm; a mask has no effect in evaluation."""
         y = input.contiguous() if self.dense else input
         y = y if residual is None else y + residual
-        if self.activation is not None:
-            y = ACTIVATIONS[self.activation].function(y)
-        for layer in self.children():
-            y = layer(y)
+        y = parted(self.activation).apply(y)
+        for name, layer in self.named_children():
+            y = y if name == "activation" else layer(y)
         return y
 
     def extra_repr(self) -> str:
         """The activation, if there is one."""
-        return f"activation={self.activation}" if self.activation else ""
+        is_child = self.activation is None or isinstance(self.activation, nn.Module)
+        return "" if is_child else f"activation={label(self.activation)}"
 
 
 class AffineMap(NamedTuple):
@@ -56,7 +62,7 @@ class AffineMap(NamedTuple):
 
     scale: Tensor
     shift: Tensor
-    activation: str | None
+    activation: ActivationLike | None
     layers: dict[str, nn.Module]
 
     @property
@@ -112,12 +118,13 @@ def _wide(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().double()
 
 
-def _followers(layer: nn.Module, spec: NormSpec) -> list[tuple[str | None, dict[str, nn.Module]]]:
+def _followers(layer: nn.Module, spec: NormSpec) -> list[tuple[ActivationLike | None, dict[str, nn.Module]]]:
     """What may follow inside the module, the likeliest first: its `activation`, its children, nothing."""
-    own = getattr(layer, "activation", None)
-    named = own if isinstance(own, str) and own in ACTIVATIONS else None
-    children = {name: child for name, child in layer.named_children() if name != "parametrizations"}
-    found: list[tuple[str | None, dict[str, nn.Module]]] = [(named, {})] if named else []
+    is_own = isinstance(layer, NormLayer) or isinstance(vars(layer).get("activation"), str)
+    own = activation_of(layer) if is_own else None
+    children = {name: child for name, child in layer._modules.items() if child is not None}
+    children.pop("parametrizations", None)
+    found: list[tuple[ActivationLike | None, dict[str, nn.Module]]] = [] if own is None else [(own, {})]
     return [*found, *([(None, children)] if children else []), (None, {})]
 
 

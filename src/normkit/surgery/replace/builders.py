@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from normkit.activations import activation_options
 from normkit.errors import NormkitError
 from normkit.layers.frozen import FrozenBatchNorm
 from normkit.layers.norm_layer import NormLayer
@@ -40,7 +41,7 @@ def _across(site: Site, asked: Wanted) -> Built:
     new = _class_for(site, asked)(
         num_features=site.channels, track_running_stats=tracked, **_affine(site, asked), **_common(site, asked)
     )
-    return _with_parts(new, site), ""
+    return with_parts(new, site), ""
 
 
 def _instance(site: Site, asked: Wanted) -> Built:
@@ -49,7 +50,7 @@ def _instance(site: Site, asked: Wanted) -> Built:
         raise Skip("its inputs have one position, and a single value less its own mean is always zero")
     if not site.shapes and site.dimensions() == 1:
         raise Skip(f"a {site.class_name} may see (N, C), which an instance norm sets to zero; pass example=")
-    return _with_parts(kind(num_features=site.channels, **_affine(site, asked), **_common(site, asked)), site), ""
+    return with_parts(kind(num_features=site.channels, **_affine(site, asked), **_common(site, asked)), site), ""
 
 
 def _group(site: Site, asked: Wanted) -> Built:
@@ -59,7 +60,7 @@ def _group(site: Site, asked: Wanted) -> Built:
     new = _class_for(site, asked)(
         num_groups=groups, num_channels=channels, **_affine(site, asked), **_common(site, asked)
     )
-    return _with_parts(new, site), f"{channels} channels in groups of {channels // groups}"
+    return with_parts(new, site), f"{channels} channels in groups of {channels // groups}"
 
 
 def _number_of_groups(site: Site, most: int | None) -> int:
@@ -113,7 +114,7 @@ def _over_last(site: Site, asked: Wanted) -> Built:
     if asked.to == "layer":
         affine["bias"] = site.spec.affine in (True, "shift")
     new = _class_for(site, asked)(normalized_shape=shape, **affine, **_common(site, asked))
-    return _with_parts(new, site), ""
+    return with_parts(new, site), ""
 
 
 def _filter_response(site: Site, asked: Wanted) -> Built:
@@ -147,11 +148,11 @@ def _class_for(site: Site, asked: Wanted) -> Callable[..., nn.Module]:
 
 
 def _affine(site: Site, asked: Wanted) -> dict[str, Any]:
-    """Torch's classes have gamma and beta only together; `_with_parts` removes what the old layer has not."""
+    """Torch's classes have gamma and beta only together; `with_parts` removes what the old layer has not."""
     return {"affine": site.spec.affine if asked.classes == "normkit" else site.spec.affine is not False}
 
 
-def _with_parts(new: nn.Module, site: Site) -> nn.Module:
+def with_parts(new: nn.Module, site: Site) -> nn.Module:
     """Leave a layer only those of gamma and beta that the old one has."""
     for name, has in (("weight", (True, "scale")), ("bias", (True, "shift"))):
         if site.spec.affine not in has and name in new._parameters:
@@ -160,7 +161,7 @@ def _with_parts(new: nn.Module, site: Site) -> nn.Module:
 
 
 def _common(site: Site, asked: Wanted) -> dict[str, Any]:
-    activation = {"activation": site.spec.activation} if asked.classes == "normkit" else {}
+    activation = activation_options(site.layer) if asked.classes == "normkit" else {}
     return _options(site, asked) | place_and_type(site.layer) | activation
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from normkit.activations import activation_of, as_module
 from normkit.errors import ArgumentError
 from normkit.layers.frozen import FrozenBatchNorm
 from normkit.spec import describe
@@ -21,12 +22,13 @@ from normkit.surgery.replace.targets import TARGETS, Choice, Wanted
 
 
 class Replacement(NamedTuple):
-    """The new layer, whether it computes the same in evaluation, and remarks about it."""
+    """The new layer, whether it computes the same in evaluation, remarks about it, and a module to run after it."""
 
     site: Site
     layer: nn.Module
     keeps: bool
     notes: list[str]
+    after: nn.Module | None = None
 
     @property
     def what(self) -> str:
@@ -35,6 +37,13 @@ class Replacement(NamedTuple):
         if old == new:
             old, new = (f"{type(layer).__module__.split('.')[0]} {old}" for layer in (self.site.layer, self.layer))
         return f"{old} -> {new}"
+
+    @property
+    def whole(self) -> nn.Module:
+        """The new layer, with what runs after it."""
+        if self.after is None:
+            return self.layer
+        return nn.Sequential(self.layer, self.after).train(self.site.layer.training)
 
     @property
     def needs_statistics(self) -> bool:
@@ -55,8 +64,6 @@ def replacement(site: Site, asked: Wanted) -> Replacement:
         raise Skip("is one already")
     must_be_movable(site)
     must_be_understood(site, frozen_twin)
-    if asked.classes == "torch" and site.spec.activation is not None:
-        raise Skip(f"torch's layers have no activation inside, and this one has {site.spec.activation}")
     new, note = build(site, asked)
     if asked.to == "frozen":
         _carry_frozen_(new, site.layer, asked.trainable)
@@ -64,7 +71,15 @@ def replacement(site: Site, asked: Wanted) -> Replacement:
         carry_(new, site.layer)
     if asked.to in ("sync", "frozen"):
         remember(new, site.layer, with_tensors=asked.to == "frozen")
-    return Replacement(site, new, _keeps_function(site, new), [*([note] if note else []), *_remarks(site, asked)])
+    notes = [*([note] if note else []), *_remarks(site, asked)]
+    after = module_after(site) if asked.classes == "torch" else None
+    return Replacement(site, new, _keeps_function(site, new), notes, after)
+
+
+def module_after(site: Site) -> nn.Module | None:
+    """The activation inside a norm as a module, for a class that has no place for one; None if there is none."""
+    activation = activation_of(site.layer)
+    return None if activation is None else as_module(activation)
 
 
 def chosen(site: Site, choice: Choice) -> Replacement:
@@ -149,7 +164,7 @@ def _is_one(site: Site, asked: Wanted) -> bool:
     if type(layer) not in kinds or "forward" in vars(layer):
         return False
     if isinstance(layer, FrozenBatchNorm) and site.spec.affine is not False:
-        learns = next(layer.parameters(), None) is not None
+        learns = next(layer.parameters(recurse=False), None) is not None
         if learns != asked.trainable:
             return False
     if "groups" in asked.options:
@@ -176,7 +191,8 @@ def _remarks(site: Site, asked: Wanted) -> list[str]:
     """What the new layer keeps and drops, and warnings."""
     layer, remarks = site.layer, []
     if site.spec.activation is not None and asked.to != "filter-response":
-        remarks.append(f"{site.spec.activation} kept")
+        where = ", as a module after it" if asked.classes == "torch" else ""
+        remarks.append(f"{site.spec.activation} kept{where}")
     nonfinite = getattr(layer, "nonfinite", "propagate")
     if nonfinite != "propagate" and asked.to != "frozen" and "nonfinite" not in asked.target.taken(asked.classes):
         remarks.append(f'nonfinite="{nonfinite}" dropped: it has no such option')

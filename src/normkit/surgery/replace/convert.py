@@ -16,12 +16,13 @@ from normkit.surgery.replace import fit
 from normkit.surgery.replace.carry import Replacement, chosen, label, replacement
 from normkit.surgery.replace.sites import Site, sites
 from normkit.surgery.replace.targets import Choice, Classes, TargetName, Wanted, wanted
+from normkit.surgery.replace.torch_classes import in_torch_classes
 from normkit.surgery.result import Surgery
 
 
 def convert(
     model: nn.Module,
-    to: TargetName | Choice,
+    to: TargetName | Choice | None = None,
     example: Any = None,
     *,
     forward: Forward | None = None,
@@ -41,13 +42,17 @@ def convert(
         to: "batch", "sync", "frozen", "renorm", "ghost", "group", "instance", "layer", "rms", "filter-response", or a
             function of a NormSpec that returns the new module, or None to leave this one alone. A norm that it
             returns gets the old one's gamma, beta and statistics where it has places of their shape.
+            Without it, and with classes="torch", every norm keeps its function.
         example: a batch on which to measure parity, and to see the shapes of inputs that a class leaves open.
         forward: forward(model, batch) instead of the usual way to run a model on a batch.
         calibrate: batches to fit gamma and beta on, where the function cannot be kept.
-        classes: whose classes the new layers are: ours, or torch's own.
+        classes: whose classes the new layers are: ours, or torch's own, with activations as modules after them.
         inplace: change the model itself, not a copy.
         options: for the new layers: eps, momentum, groups, chunk_size, r_max and so on, as the target takes them.
     """
+    if to is None:
+        _must_keep_all(classes, {"calibrate": calibrate} if calibrate is not None else options)
+        return in_torch_classes(model, example, forward, inplace)
     asked = _asked(to, classes, options)
     with operation(model, inplace) as op:
         before = op.trace(example, forward)
@@ -58,8 +63,22 @@ def convert(
         notes = _calibrated(op.model, planned, calibrate, forward)
         for one, note in zip(planned, notes, strict=True):
             op.change(one.site.name, one.what, "; ".join([*one.notes, note]))
-            become(one.site.layer, one.layer)
+            become(one.site.layer, one.whole)
         return op.result(before, example, forward)
+
+
+def _must_keep_all(classes: str, options: dict[str, Any]) -> None:
+    """Check a request without a target: that for the same function in torch's classes."""
+    if classes != "torch":
+        raise ArgumentError(
+            f"convert needs to=, what the norms are to become; got None with classes={classes!r}. To keep what they "
+            'compute, in torch\'s own classes: classes="torch".'
+        )
+    if options:
+        got = ", ".join(options)
+        raise ArgumentError(
+            f'convert(model, classes="torch") keeps what the norms compute, and takes no options; got {got}.'
+        )
 
 
 def _asked(to: TargetName | Choice, classes: str, options: dict[str, Any]) -> Wanted | Choice:

@@ -9,7 +9,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from normkit.activations import ACTIVATIONS
+from normkit.activations import activation_of, parted
+from normkit.layers.norm_layer import NormLayer
 from normkit.snapshot import untouched
 from normkit.surgery.norms import AFFINE, STATISTICS
 from normkit.surgery.operation import Skip
@@ -20,13 +21,11 @@ SMALL = 0.03  # a scale of inputs at which a variance is small enough for eps to
 
 
 def must_be_understood(site: Site, foreign_twin: Callable[[Site], nn.Module | None]) -> None:
-    """Skip a layer that has more state than a norm, or computes something else than its base and its activation.
+    """Skip a layer that has more state than a norm and its activation, or computes something else than these.
 
     `foreign_twin` makes our layer of the same function, for a norm that derives from none we know.
     """
     _must_have_a_norms_state(site)
-    if site.spec.activation is not None and site.spec.activation not in ACTIVATIONS:
-        raise Skip(f"{site.class_name} adds {site.spec.activation}, which is no activation of our layers")
     if site.spec.exact and "forward" not in vars(site.layer):
         return
     twin = foreign_twin(site)
@@ -43,7 +42,7 @@ def must_be_understood(site: Site, foreign_twin: Callable[[Site], nn.Module | No
 
 def _must_have_a_norms_state(site: Site) -> None:
     known = {*AFFINE, *STATISTICS} | ({"tau", "eps"} if site.spec.kind == "filter-response" else set())
-    more = sorted(set(site.layer.state_dict()) - known)
+    more = sorted(set(site.layer.state_dict()) - known - _state_of_activation(site.layer))
     if more:
         raise Skip(f"{site.class_name} has state that no other norm has a place for: {', '.join(more)}")
     computed = [name for name in AFFINE if isinstance(vars(site.layer).get(name), Tensor)]
@@ -51,13 +50,20 @@ def _must_have_a_norms_state(site: Site) -> None:
         raise Skip(f"the {computed[0]} of this {site.class_name} is not a parameter: other code computes it")
 
 
+def _state_of_activation(layer: nn.Module) -> set[str]:
+    """The keys of what an activation has learned, which goes with the activation."""
+    activation = activation_of(layer)
+    found = {name for name, child in layer._modules.items() if child is not None and child is activation}
+    return {f"{name}.{key}" for name in found for key in layer._modules[name].state_dict()}  # type: ignore[union-attr]
+
+
 def _meant(site: Site) -> str:
-    base = _known_base(site.layer)
+    base = known_base(site.layer)
     name = "a frozen BatchNorm" if base is nn.Module else base.__name__
     return name + (f" and {site.spec.activation}" if site.spec.activation else "")
 
 
-def _known_base(layer: nn.Module) -> type[nn.Module]:
+def known_base(layer: nn.Module) -> type[nn.Module]:
     """The class of torch or normkit that it is, or derives from."""
     return next(kind for kind in type(layer).__mro__ if kind.__module__.startswith(("torch.nn.", "normkit.")))
 
@@ -68,13 +74,15 @@ def _behaves(site: Site, foreign_twin: nn.Module | None, randomized: bool) -> bo
     if randomized:  # defaults hide what a layer does to gamma, beta and statistics
         _randomize_(subject)
     twin = plain(subject, foreign_twin)
-    activation = ACTIVATIONS[site.spec.activation].function if site.spec.activation else nn.Identity()
+    activation = parted(activation_of(subject))
     for training in (False, True):
         x = _input(site) * (SMALL if randomized else 3.0)
         subject.train(training)
         twin.train(training)
+        torch.manual_seed(0)  # for an activation that draws
         mine = subject.forward(x.clone())  # not called: the hooks of the layer are not part of its function
-        theirs = activation(twin.forward(x.clone()))
+        torch.manual_seed(0)
+        theirs = activation.apply(twin.forward(x.clone()))
         if not _agree(mine, theirs):
             return False
     left, right = subject.state_dict(), twin.state_dict()
@@ -85,14 +93,16 @@ def plain(layer: nn.Module, foreign_twin: nn.Module | None = None) -> nn.Module:
     """A copy that only normalizes: of the base class in torch or normkit, without children or activation."""
     if foreign_twin is not None:
         bare = copy.deepcopy(foreign_twin).to(next(layer.buffers()).dtype)
-        bare.load_state_dict(layer.state_dict())
     else:
         bare = copy.deepcopy(layer)
-        bare.__class__ = _known_base(layer)
+        bare.__class__ = known_base(layer)
         bare._modules.clear()
         vars(bare).pop("forward", None)
-    if "activation" in vars(bare):
-        vars(bare)["activation"] = None
+    if isinstance(bare, NormLayer):
+        bare.activation = None
+    if foreign_twin is not None:
+        theirs = layer.state_dict()
+        bare.load_state_dict({name: theirs[name] for name in bare.state_dict() if name in theirs})
     return bare
 
 

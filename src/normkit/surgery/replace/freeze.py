@@ -86,7 +86,7 @@ def _replace(op: Operation, site: Site, make: Callable[[Site], Replacement]) -> 
 def _frozen(site: Site, affine: bool) -> Replacement:
     if not site.spec.evaluates_as_batch_norm:
         raise Skip("it stores no statistics" if site.spec.updates == "never" else "only batch norms freeze")
-    learns = next(site.layer.parameters(), None) is not None
+    learns = next(site.layer.parameters(recurse=False), None) is not None
     if is_frozen(site) and not (affine and learns):
         raise Skip("is frozen already")
     one = replacement(site, Wanted("frozen", trainable=not affine))
