@@ -22,6 +22,7 @@ ORDER = [
     ["snapshot", "batches", "hooks"],
     ["figures"],
     ["surgery", "doctor", "instruments"],
+    ["timm", "opacus"],
     ["lab"],
     ["bench"],
     ["cli"],
@@ -40,6 +41,8 @@ def test_importing_is_lean():
         "normkit.lab",
         "normkit.surgery",
         "normkit.instruments",
+        "normkit.timm",
+        "normkit.opacus",
         "normkit.environment",
         "normkit.kernels.compile_ops",
     )

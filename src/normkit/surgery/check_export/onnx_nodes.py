@@ -95,5 +95,6 @@ def _numbers(graph: Any) -> dict[str, float]:
     held = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":
-            held |= {name: attribute.t for name in node.output for attribute in node.attribute if attribute.name == "value"}
+            values = [attribute.t for attribute in node.attribute if attribute.name == "value"]
+            held |= dict(zip(node.output, values, strict=False))
     return {name: float(read(tensor).reshape(())) for name, tensor in held.items() if prod(tensor.dims) == 1}
