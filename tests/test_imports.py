@@ -23,6 +23,7 @@ ORDER = [
     ["figures"],
     ["surgery"],
     ["doctor", "instruments"],
+    ["timm", "opacus"],
     ["lab"],
     ["bench"],
     ["cli"],
@@ -42,6 +43,8 @@ def test_importing_is_lean():
         "normkit.surgery",
         "normkit.doctor",
         "normkit.instruments",
+        "normkit.timm",
+        "normkit.opacus",
         "normkit.environment",
         "normkit.kernels.compile_ops",
     )

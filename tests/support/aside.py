@@ -1,4 +1,4 @@
-"""Import this before timm, torchvision, Opacus or torchao: they are installed aside, where only those who ask find them.
+"""Import this before timm, torchvision, Opacus or torchao: they are installed aside, where only who asks finds them.
 
 torchvision's Python part registers shapes for two operators of its compiled part when it is imported, and fails without
 them; networks do not call them, so that a declaration is enough.

@@ -9,7 +9,7 @@ from torch import fx, nn
 from normkit.doctor.evidence import Evidence
 from normkit.doctor.rule import found, rule
 from normkit.finding import Finding
-from normkit.surgery.check_export.program import arguments_of, trains
+from normkit.surgery.check_export.graph_module import ModuleGraph
 
 
 @rule("NK501", "training-mode-export", severity="error", seen_by=("examine", "export"))
@@ -50,21 +50,11 @@ def _training_nodes(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _graphed(model: nn.Module) -> Iterator[tuple[str, str]]:
-    for module in model.modules():
-        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
-            if hasattr(node.target, "_schema") and "norm" in node.target._schema.name:
-                given = arguments_of(node)
-                if ("eps" in given or "epsilon" in given) and trains(node, given):
-                    yield _layer_of(node, given), str(node.target)
-
-
-def _layer_of(node: Any, given: dict[str, Any]) -> str:
-    """The layer whose tensors a node takes, or else in whose forward it was called."""
-    for value in given.values():
-        if isinstance(value, fx.Node) and value.op == "get_attr":
-            return str(value.target).rpartition(".")[0]
-    stack = list(node.meta.get("nn_module_stack", {}).values())
-    return str(stack[-1][0]).partition("@")[0] if stack else ""
+    """Operators alone: a layer that a graph calls has a mode, which can be changed."""
+    if isinstance(model, fx.GraphModule):
+        for norm in ModuleGraph(model).operators():
+            if norm.trains:
+                yield norm.layer or "", norm.op
 
 
 def _scripted(model: torch.jit.ScriptModule) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from normkit.surgery.check_export.written_out import HalfNorms
 from normkit.surgery.norms import Norm
 
 ROLES = ("weight", "bias", "running_mean", "running_var")
@@ -33,20 +34,40 @@ class ExportedNorm(NamedTuple):
     tensors: Mapping[str, Tensor]
 
 
+class MissingOperator(NamedTuple):
+    """An operator that a graph would need for a norm, the opset that brings it, and the older one that it has."""
+
+    operator: str
+    needs: int
+    has: int
+
+
 class Exported(Protocol):
     """A graph that can be read and run."""
 
     what: str
     """What to call it in messages."""
+    is_trainable: bool
+    """Whether it may still be trained, so that it should be in the mode that the model is in."""
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it rounds to integers, so that its outputs differ from the model's by more than rounding."""
 
     def norms(self) -> Iterable[ExportedNorm]:
         """The nodes that normalize."""
+
+    def half_norms(self) -> HalfNorms:
+        """Norms written out as arithmetic, with their statistics in a half type."""
+
+    def missing_operator(self, kind: str) -> MissingOperator | None:
+        """The operator for norms of this kind (as in a NormSpec), if the graph is too old to have it."""
 
     def written(self) -> set[str]:
         """Names of the buffers that a run of the graph writes."""
 
     def runner(self) -> nn.Module:
-        """A module that runs the graph."""
+        """A module that runs the graph, as precisely as the graph can be run."""
 
 
 def matched(

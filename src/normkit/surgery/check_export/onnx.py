@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from normkit.batches import tensors_in
 from normkit.errors import NormkitError
-from normkit.optional import required
-from normkit.surgery.check_export.exported import ROLES, ExportedNorm
+from normkit.surgery.check_export.exported import ROLES, ExportedNorm, MissingOperator
+from normkit.surgery.check_export.onnx_nodes import layer_of, library, nodes_of, steps
+from normkit.surgery.check_export.written_out import HalfNorms, half_norms
 
 _NORMS = {
     "BatchNormalization": ROLES,
@@ -23,6 +24,9 @@ _NORMS = {
     "RMSNormalization": ROLES[:1],
     "SimplifiedLayerNormalization": ROLES[:1],
 }
+# By kind of norm, its operator and the opset since when it can hold any such norm: until 21, the GroupNormalization of
+# opset 18 had one gamma and beta per group.
+_SINCE = {"layer": ("LayerNormalization", 17), "group": ("GroupNormalization", 21), "rms": ("RMSNormalization", 23)}
 
 
 class OnnxError(NormkitError, ValueError):
@@ -31,6 +35,8 @@ class OnnxError(NormkitError, ValueError):
 
 class OnnxGraph:
     """The graph of an ONNX model."""
+
+    is_trainable = False
 
     def __init__(self, source: Any) -> None:
         """Read a path, or take a ModelProto."""
@@ -42,7 +48,24 @@ class OnnxGraph:
     def norms(self) -> Iterator[ExportedNorm]:
         """Nodes of ONNX's normalization operators, also inside functions and branches."""
         for part in (self._model.graph, *self._model.functions):
-            yield from (self._norm(node) for node in _nodes(part) if node.op_type in _NORMS)
+            yield from (self._norm(node) for node in nodes_of(part) if node.op_type in _NORMS)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it rounds to integers on its way."""
+        return any("Quantize" in node.op_type for node in nodes_of(self._model.graph))
+
+    def half_norms(self) -> HalfNorms:
+        """Norms written out as arithmetic, with their statistics in a half type."""
+        return half_norms(steps(self._model))
+
+    def missing_operator(self, kind: str) -> MissingOperator | None:
+        """The operator for norms of this kind, if it came with a later opset than the model's."""
+        operator, needs = _SINCE.get(kind, ("", 0))
+        has = max(
+            (opset.version for opset in self._model.opset_import if opset.domain in ("", "ai.onnx")), default=needs
+        )
+        return MissingOperator(operator, needs, has) if has < needs else None
 
     def written(self) -> set[str]:
         """Nothing: running an ONNX model does not change it."""
@@ -53,12 +76,12 @@ class OnnxGraph:
         return OnnxModel(self._source, self.what)
 
     def _norm(self, node: Any) -> ExportedNorm:
-        helper = _required("onnx").helper
+        helper = library("onnx").helper
         given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         roles = dict(zip(_NORMS[node.op_type], node.input[1:], strict=False))
         momentum = given.get("momentum")
         return ExportedNorm(
-            _layer(node, roles),
+            layer_of(node, roles),
             node.op_type,
             given.get("epsilon", 1e-5),
             None if momentum is None else 1 - momentum,  # in ONNX it weights the old value
@@ -67,32 +90,7 @@ class OnnxGraph:
         )
 
     def _tensor(self, name: str) -> Tensor:
-        return torch.from_numpy(_required("onnx").numpy_helper.to_array(self._values[name]).copy())
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:  # the branches of an If, the body of a Loop
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)
-
-
-def _layer(node: Any, roles: dict[str, str]) -> str | None:
-    """The owner of the tensors it takes, if these kept their names; else the layer that the exporter names."""
-    for role, name in roles.items():
-        if name.endswith(f".{role}") or name == role:
-            return name.rpartition(".")[0]
-    for prop in node.metadata_props:
-        if prop.key == "pkg.torch.onnx.name_scopes":
-            scopes = [scope for scope in _listed(prop.value)[:-1] if scope]
-            return scopes[-1] if scopes else ""
-    return node.name.strip("/").rpartition("/")[0].replace("/", ".") if node.name.startswith("/") else None
-
-
-def _listed(text: str) -> list[str]:
-    """The names of a list that was printed: "['', 'layer1', 'layer1.bn', 'batch_norm']"."""
-    return [part.strip().strip("'\"") for part in text.strip("[]").split(",")]
+        return torch.from_numpy(library("onnx").numpy_helper.to_array(self._values[name]).copy())
 
 
 class OnnxModel(nn.Module):
@@ -100,7 +98,7 @@ class OnnxModel(nn.Module):
 
     def __init__(self, source: Any, what: str) -> None:
         super().__init__()
-        runtime = _required("onnxruntime")
+        runtime = library("onnxruntime")
         options = runtime.SessionOptions()
         options.log_severity_level = 4  # what it logs is also in its exceptions
         content = os.fspath(source) if isinstance(source, str | os.PathLike) else source.SerializeToString()
@@ -123,7 +121,7 @@ class OnnxModel(nn.Module):
 
 
 def _read(source: Any) -> Any:
-    onnx = _required("onnx")
+    onnx = library("onnx")
     if not isinstance(source, str | os.PathLike):
         return source
     if not Path(source).is_file():
@@ -135,7 +133,3 @@ def _read(source: Any) -> Any:
     if not model.ir_version or not model.graph.node:
         raise OnnxError(f"{os.fspath(source)} is not an ONNX model: it holds no graph.")
     return model
-
-
-def _required(module: str) -> Any:
-    return required(module, "checking an ONNX model", extra="export")

@@ -13,7 +13,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normkit.batches import Forward, in_evaluation, tensors_in
 from normkit.hooks import hooked
-from normkit.layers.rms import ScaleNorm
 from normkit.snapshot import untouched
 from normkit.spec import NormSpec
 from normkit.surgery.norms import Norm
