@@ -22,7 +22,10 @@ from normkit.spec import NormSpec, describe
 if TYPE_CHECKING:
     __version__: str
 
-    from normkit.doctor import Diagnosis, Ledger, examine, watch
+    from normkit.doctor.diagnosis import Diagnosis
+    from normkit.doctor.examine import examine
+    from normkit.doctor.ledger import Ledger
+    from normkit.doctor.watch import watch
     from normkit.instruments import Recorder, attach, probes
     from normkit.surgery.check_export import ExportCheck, check_export
     from normkit.surgery.checkpoint import load, save
