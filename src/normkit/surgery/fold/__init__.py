@@ -35,8 +35,8 @@ def fold(
 
     A norm is folded if in evaluation it is one scale and shift for each channel, and if a run of the model on `example`
     shows that nothing else reads the values in between. A layer or RMS norm, which is not, gives its gamma and beta to
-    the layers that read its output, and keeps normalizing. All others are in `skipped`, with the reason; those that `only`
-    names, in a warning too. `only` and `skip` are names or shell patterns of layers, with what is inside them.
+    the layers that read its output, and keeps normalizing. All others are in `skipped`, with the reason; those that
+    `only` names, in a warning too. `only` and `skip` are names or shell patterns of layers, with what is inside them.
     """
     with operation(model, inplace, only, skip) as op:
         found = op.survey().norms

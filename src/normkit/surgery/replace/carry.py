@@ -26,8 +26,8 @@ from normkit.surgery.replace.targets import TARGETS, Choice, Wanted
 class Replacement(NamedTuple):
     """The new layer, whether it computes the same in evaluation, and remarks about it.
 
-    `source` is the layer that the new one continues: the old one, or the part of it that was chosen; `after` is a module
-    to run after it.
+    `source` is the layer that the new one continues: the old one, or the part of it that was chosen; `after` is a
+    module to run after it.
     """
 
     site: Site
