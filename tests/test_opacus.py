@@ -40,6 +40,8 @@ REFUSED = {
     "WhitenedBatchNorm1d",
     "WhitenedBatchNorm2d",
 }
+
+
 def layers():
     """By name, a row of each layer with something to train, if it has one: nothing else is any concern of Opacus'."""
     ours = [case for case in CASES if isinstance(case.build(), NormLayer)]
