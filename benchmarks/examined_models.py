@@ -18,7 +18,7 @@ from normkit.batches import feed
 from normkit.surgery.fold.dataflow import outputs_of
 from support.architectures import ARCHITECTURES, Architecture
 
-SIDE = 64  # pictures of 224 pixels and more are made smaller, to be done within minutes
+LARGE = 224  # pixels: pictures of that side and more are made smaller, to be done within minutes
 
 
 def pooled(output):
@@ -31,9 +31,9 @@ def loss(output, target):
     return F.cross_entropy(pooled(output), target % pooled(output).shape[1])
 
 
-def batches_for(architecture, number, size):
+def batches_for(architecture, number, size, side):
     """Pictures of which half are brighter, with the labels 0 and 1."""
-    shape = tuple(min(n, SIDE) if n >= 224 else n for n in architecture.shape)
+    shape = tuple(side if n >= LARGE else n for n in architecture.shape)
     found = []
     for _ in range(number):
         y = torch.randint(2, (size,))
@@ -67,6 +67,7 @@ def main():
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--side", type=int, default=64, help="of pictures that are 224 pixels wide or more")
     args = parser.parse_args()
     known = [
         a for a in ARCHITECTURES if importlib.util.find_spec(a.package) and (not args.names or a.name in args.names)
@@ -74,7 +75,7 @@ def main():
     unwell = 0
     for architecture in known:
         torch.manual_seed(1)
-        batches = batches_for(architecture, 8, args.batch)
+        batches = batches_for(architecture, 8, args.batch, args.side)
         begun = time.perf_counter()
         model, optimizer = trained(architecture, batches, args.steps, args.rate)
         took = time.perf_counter() - begun
