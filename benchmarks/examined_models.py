@@ -1,6 +1,7 @@
 """Networks that others wrote, trained for some steps in an ordinary loop, and what the doctor says of them: nothing.
 
-Prints a line for each network, and one for each finding that is more than info. Exits with 1 if there was one.
+Prints a line for each network, and one for each finding that is more than info. Exits with 1 if there was one. Some
+networks only take pictures of 224 pixels: name others with a smaller --side.
 """
 
 import argparse
@@ -29,6 +30,14 @@ def pooled(output):
 
 def loss(output, target):
     return F.cross_entropy(pooled(output), target % pooled(output).shape[1])
+
+
+def of_timm(name):
+    from support import aside  # noqa: F401  # where timm is
+
+    import timm
+
+    return Architecture(name, "timm", lambda: timm.create_model(name, num_classes=10), (3, LARGE, LARGE))
 
 
 def batches_for(architecture, number, size, side):
@@ -63,7 +72,7 @@ def trained(architecture: Architecture, batches, steps, rate):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="networks; all of the table by default")
+    parser.add_argument("names", nargs="*", help="networks, timm's as timm:NAME; all of the table by default")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--batch", type=int, default=16)
