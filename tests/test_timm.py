@@ -56,10 +56,8 @@ MODELS = {
     "resnetv2 preactivated": partial(
         timm.models.resnetv2.ResNetV2, [1, 1], (32, 64), 5, stem_chs=16, conv_layer=timm.layers.create_conv2d
     ),
-    "dpn48b": named("dpn48b"),
     "ese_vovnet19b_slim": named("ese_vovnet19b_slim"),
     "repvgg_a0": named("repvgg_a0"),
-    "xception41p": named("xception41p"),
     "resnet10t": named("resnet10t"),  # norms and activations apart
 }
 

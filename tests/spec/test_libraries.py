@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+import normkit as nk
 from norm_classes import judged
 
 pytestmark = [pytest.mark.deep, pytest.mark.filterwarnings("ignore")]  # of the libraries
@@ -33,3 +34,16 @@ def test_timm():
     assert count["RMSNorm"] >= 4
     assert count["LayerNorm"] >= 7
     assert share >= 0.95
+
+
+def test_torchvision():
+    from support import aside  # noqa: F401  # where torchvision is
+
+    pytest.importorskip("torchvision")
+    from torchvision.models.convnext import LayerNorm2d
+    from torchvision.ops import FrozenBatchNorm2d
+
+    of_maps = nk.describe(LayerNorm2d(24, eps=1e-6))
+    assert (of_maps.kind, of_maps.channels_first, of_maps.num_features, of_maps.eps) == ("layer", True, 24, 1e-6)
+    frozen = nk.describe(FrozenBatchNorm2d(24))
+    assert (frozen.kind, frozen.uses, frozen.num_features) == ("batch", "stored", 24)

@@ -126,7 +126,7 @@ def _arrangements(size: int) -> list[Arrangement]:
 
     Not (N, C): there a norm over channels and positions together looks like one over channels.
     """
-    a, b, c, d = [other for other in (3, 4, 5, 2, 6) if other != size][:4]
+    a, b, c, d = [other for other in (2, 4, 3, 5, 6) if other != size][:4]
     last = [(a, b), (a, b, c)]
     second = [(a, b, c), (a, b), (a, b, c, d)]
     return [Arrangement(outer, False) for outer in last] + [Arrangement(outer, True) for outer in second]

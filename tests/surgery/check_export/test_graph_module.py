@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import normkit as nk
 from support.cases import randomize_
+from support.depth import thinned
 
 
 class Net(nn.Module):
@@ -40,7 +41,7 @@ def exported(model, x):
     return export(copy.deepcopy(model), (x,)).module()
 
 
-FORMS = pytest.mark.parametrize("form", [traced, exported])
+FORMS = pytest.mark.parametrize("form", thinned([traced, exported], lambda form: form is traced))
 NORMS = pytest.mark.parametrize("norm", [nn.BatchNorm2d, nk.BatchNorm2d])
 
 

@@ -64,7 +64,7 @@ class FxGraph:
                     str(node.target) if hasattr(node.target, "_schema") else name,
                     given.get("eps", given.get("epsilon")),
                     given.get("momentum"),
-                    _trains(name, given),
+                    trains(node, given),
                     self._values(given),
                 )
 
@@ -134,13 +134,14 @@ class FxGraph:
 def _call(node: Any) -> Call | None:
     """A node as a call; None for inputs, attributes, layers and functions that are no norms."""
     if hasattr(node.target, "_schema"):
-        return Call(node, node.target._schema.name, _of_operator(node))
+        return Call(node, node.target._schema.name, arguments_of(node))
     if node.target in _FUNCTIONS:
         return Call(node, node.target.__name__, _of_function(node))
     return None
 
 
-def _of_operator(node: Any) -> dict[str, Any]:
+def arguments_of(node: Any) -> dict[str, Any]:
+    """The arguments of an operator by name, defaults included."""
     arguments = node.target._schema.arguments
     given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
     given.update({argument.name: value for argument, value in zip(arguments, node.args, strict=False)})
@@ -153,10 +154,11 @@ def _of_function(node: Any) -> dict[str, Any]:
     return dict(bound.arguments)
 
 
-def _trains(name: str, given: dict[str, Any]) -> bool:
+def trains(node: Any, given: dict[str, Any]) -> bool:
+    """Whether a node normalizes with the statistics of what it is given."""
     if "use_input_stats" in given:  # an instance norm always uses its input's, unless it stores some
         return bool(given["use_input_stats"]) and given.get("running_mean") is not None
-    return bool(given.get("training", False)) or "_with_update" in name
+    return bool(given.get("training", False)) or "_with_update" in str(node.target)
 
 
 def _kind(node: fx.Node, call: Call | None) -> Kind:

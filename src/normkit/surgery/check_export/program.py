@@ -9,6 +9,8 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from normkit.surgery.check_export.fx_graph import FxGraph
+from normkit.surgery.check_export.fx_graph import arguments_of as arguments_of
+from normkit.surgery.check_export.fx_graph import trains as trains
 
 
 class ProgramGraph(FxGraph):

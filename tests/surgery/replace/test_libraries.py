@@ -1,0 +1,31 @@
+"""Networks of timm whose norms are its own: each norm becomes ours and comes back, or is named with the reason."""
+
+import pytest
+import torch
+
+import normkit as nk
+from support.foreign_norms import picture, randomized, same_picture
+
+pytestmark = [pytest.mark.deep, pytest.mark.filterwarnings("ignore")]  # of timm
+
+# By network, the sizes that make it small, how many norms are taken, and how many of the others are of maps.
+NETWORKS = {
+    "vit_tiny_patch16_224": ({"img_size": 32, "depth": 2}, 5, 0),
+    "convnext_atto": ({"depths": (1, 1, 1, 1)}, 0, 9),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_layer_norms_become_ours_and_come_back(name):
+    from support import aside  # noqa: F401  # where timm is
+
+    timm = pytest.importorskip("timm")
+    options, taken, of_maps = NETWORKS[name]
+    model, x = randomized(timm.create_model(name, **options)).eval(), torch.randn(2, 3, 32, 32)
+    before = picture(model)
+    done = nk.convert(model, "layer", x, inplace=True)
+    assert (len(done.changed), len(done.skipped)) == (taken, of_maps), str(done)
+    assert all("second dimension" in skipped.why for skipped in done.skipped)
+    assert done.parity.max_rel <= 1e-5
+    assert done.undo() is model
+    assert same_picture(before, picture(model))
