@@ -70,7 +70,7 @@ def test_a_slope_that_is_no_number_is_refused(slope):
     refused(lambda: nk.GroupNorm(1, 3, activation="leaky_relu", negative_slope=slope), "negative_slope must be", "got")
 
 
-@pytest.mark.parametrize("activation", [None, "relu", nn.LeakyReLU(), torch.sin], ids=str)
+@pytest.mark.parametrize("activation", [None, "relu", nn.LeakyReLU(), torch.sin], ids=label)
 def test_a_slope_without_a_leaky_relu_is_refused(activation):
     words = 'that of activation="leaky_relu"; got 0.2 with'
     refused(lambda: nk.LayerNorm(3, activation=activation, negative_slope=0.2), words, "Leave it out")

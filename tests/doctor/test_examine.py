@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import normkit as nk
 from support.depth import thinned
-from support.foreign_norms import LlamaStyleRMSNorm
+from support.foreign_norms import MeanMagnitudeNorm
 from support.patients import cnn, healthy, images, mlp, rows, settled
 from support.refusal import refused
 
@@ -197,7 +197,7 @@ def test_an_iterator_is_used_once_and_a_spent_one_refused():
     ("model", "words"),
     [
         (nn.Sequential(nn.Linear(6, 4)), "no norm layers"),
-        (nn.Sequential(nn.Linear(6, 4), LlamaStyleRMSNorm(4)), "1 (LlamaStyleRMSNorm)"),
+        (nn.Sequential(nn.Linear(6, 4), MeanMagnitudeNorm(4)), "1 (MeanMagnitudeNorm)"),
         (mlp().to("meta"), "meta device"),
         (nn.Sequential(nn.LazyLinear(4), nn.BatchNorm1d(4)), "has not been initialized"),
     ],

@@ -14,6 +14,8 @@ from support.depth import first_of_each
 from support.foreign_norms import BatchNormAct2d, FrozenBatchNorm2d, Scattered, picture, randomized, same_picture
 from support.refusal import refused_untouched
 
+pytestmark = pytest.mark.filterwarnings("ignore::normkit.NormkitWarning")  # of layers that are left: see the last test
+
 
 def of_torch(layer):
     return type(layer).__module__.startswith("torch.nn")
@@ -90,7 +92,7 @@ ACTIVATIONS = [
 
 @pytest.mark.parametrize("inplace", [True, False])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize(("options", "kind"), ACTIVATIONS, ids=str)
+@pytest.mark.parametrize(("options", "kind"), ACTIVATIONS, ids=[kind.__name__ for _, kind in ACTIVATIONS])
 def test_activations_become_modules(options, kind, training, inplace):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nk.BatchNorm2d(4, affine="scale", **copy.deepcopy(options)))
     randomized(model.double().train(training))
@@ -171,3 +173,15 @@ def test_an_error_half_way_leaves_the_model_as_it_was(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         convert(model, classes="torch", inplace=True)
     assert same_picture(picture(model), before)
+
+
+@pytest.mark.filterwarnings("error")
+def test_layers_that_stay_ours_are_named_in_a_warning():
+    model = nn.Sequential(nn.BatchNorm2d(4), nk.BatchNorm2d(4), nk.FrozenBatchNorm2d(4), nk.EvoNormS0(4, 2))
+    with pytest.warns(nk.NormkitWarning, match="torch has no class") as caught:
+        done = convert(model, classes="torch")
+    assert caught[0].filename == __file__
+    assert [change.layer for change in done.changed] == ["1"]
+    assert convert(model, classes="torch", skip=["2", "3"]).changed == done.changed  # and nothing is said
+    with pytest.warns(nk.NormkitWarning, match="2"):
+        assert convert(model, classes="torch", only="2").changed == []
