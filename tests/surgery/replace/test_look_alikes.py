@@ -9,6 +9,10 @@ from support.case import randomize_
 from support.foreign_norms import picture, randomized, same_picture
 from support.look_alikes import LOOK_ALIKES, SIZE, Gated, Gemma, Llama, Maps, Weighted, Weightless
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::normkit.NormkitWarning"
+)  # of norms that are left, which `skipped` names
+
 # By name, part of the reason for which a look-alike is left alone.
 LEFT = {
     "lengths": "eps must be positive",

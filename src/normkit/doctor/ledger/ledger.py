@@ -140,8 +140,8 @@ class Ledger:
     def _say_what_was_unseen(self) -> None:
         if self.unseen:
             warnings.warn(
-                f"watch saw no forward of {len(self.unseen)} layers whose statistics have moved, {self.unseen[0]} among "
-                "them: compiled code calls no hooks, and what is found there is not complete. Pass what "
+                f"watch saw no forward of {len(self.unseen)} layers whose statistics have moved, {self.unseen[0]} "
+                "among them: compiled code calls no hooks, and what is found there is not complete. Pass what "
                 "torch.compile(model) returns; after model.compile(), watch an uncompiled model.",
                 NormkitWarning,
                 stacklevel=4,
