@@ -33,7 +33,7 @@ def loss(output, target):
 
 
 def of_timm(name):
-    from support import aside  # noqa: F401  # where timm is
+    from support import aside  # noqa: F401, I001  # before timm, which it lets us find
 
     import timm
 
