@@ -5,6 +5,7 @@ networks only take pictures of 224 pixels: name others with a smaller --side.
 """
 
 import argparse
+import importlib
 import importlib.util
 import sys
 import time
@@ -33,10 +34,8 @@ def loss(output, target):
 
 
 def of_timm(name):
-    from support import aside  # noqa: F401, I001  # before timm, which it lets us find
-
-    import timm
-
+    importlib.import_module("support.aside")  # where timm is
+    timm = importlib.import_module("timm")
     return Architecture(name, "timm", lambda: timm.create_model(name, num_classes=10), (3, LARGE, LARGE))
 
 
@@ -78,9 +77,9 @@ def main():
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--side", type=int, default=64, help="of pictures that are 224 pixels wide or more")
     args = parser.parse_args()
-    known = [
-        a for a in ARCHITECTURES if importlib.util.find_spec(a.package) and (not args.names or a.name in args.names)
-    ]
+    wanted = [a for a in ARCHITECTURES if not args.names or a.name in args.names]
+    known = [a for a in wanted if importlib.util.find_spec(a.package)]
+    known += [of_timm(name.removeprefix("timm:")) for name in args.names if name.startswith("timm:")]
     unwell = 0
     for architecture in known:
         torch.manual_seed(1)
