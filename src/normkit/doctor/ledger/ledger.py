@@ -129,7 +129,7 @@ class Ledger:
     def _say_what_was_unseen(self) -> None:
         if self.unseen:
             warnings.warn(
-                f"watch saw no forward of {len(self.unseen)} layers whose statistics have moved, {self.unseen[0]} among "
+                f"watch saw no forward of {len(self.unseen)} layers whose statistics moved, {self.unseen[0]} among "
                 "them: compiled code calls no hooks, and what is found there is not complete. Pass what "
                 "torch.compile(model) returns; after model.compile(), watch an uncompiled model.",
                 NormkitWarning,
@@ -140,7 +140,6 @@ class Ledger:
 
     def _attach(self) -> None:
         around = _modules_around(self.accounts, dict(named_layers(self.model)))
-        around += _compiled_from(self.model) if around else []
         before = [(module, self._hook(self._enter)) for module in around]
         before += [(norm.layer, self._hook(self._meet, norm)) for norm in norms(self.model) if norm.spec.has_gamma]
         after = [(account.layer, self._hook(self._ran, account)) for account in self.accounts.values()]
@@ -244,6 +243,15 @@ class Ledger:
         self._settle(is_last=False)
         self._given.clear()
         self.steps += 1
+        if self.steps == 1 and not self.passes and self.writes:
+            self._attach_to_compiled()
+
+    def _attach_to_compiled(self) -> None:
+        """The loop does not call the model, but what torch.compile made of it: to look for that takes a while."""
+        around = _compiled_from(self.model)
+        before = [(module, self._hook(self._enter)) for module in around]
+        after = [(module, self._hook(self._leave)) for module in around]
+        self._hold.enter_context(hooked(before=before, after=after, always=True))
 
     def _settle(self, is_last: bool) -> None:
         for account in self.accounts.values():
