@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from normkit.named_layers import named_layers
 
-_REFILLED = dict | list | set | deque
+_REFILLED = (dict, list, set, deque)
 
 
 class _Container(NamedTuple):
@@ -122,7 +122,7 @@ def _held(attributes: Iterable[Any]) -> list[Any]:
     found: list[Any] = list(attributes)
     seen: set[int] = set()
     for value in found:  # grows in the loop
-        if isinstance(value, _REFILLED | tuple) and id(value) not in seen:
+        if isinstance(value, (*_REFILLED, tuple)) and id(value) not in seen:
             seen.add(id(value))
             found.extend(value.values() if isinstance(value, dict) else value)
     return list({id(value): value for value in found}.values())

@@ -54,7 +54,7 @@ def rule(
 
     def register(check: Check) -> Rule:
         made = _made(code, name, severity, seers, check.__doc__ or "")
-        return _registered(replace(made, **{"examine" if "examine" in seers else "watch": check}))
+        return _registered(replace(made, examine=check) if "examine" in seers else replace(made, watch=check))
 
     return register
 

@@ -26,8 +26,9 @@ class Share(NamedTuple):
     Attributes:
         alone: when they are the first to be exchanged.
         in_order: when those of all layers before it, in the order they run, are exchanged already.
-        share: the mean of the parts it has when layers are exchanged in their order and in the reverse order. Over all
-            layers these add up to the whole gap, and a layer whose fault hides another's is not the only one to blame.
+        share: the mean of the parts it has when layers are exchanged in their order and in the reverse order, so that a
+            layer whose fault hides another's is not the only one to blame; as a part of what all layers recover that
+            recover something.
     """
 
     alone: float
@@ -104,4 +105,6 @@ def attribute(
         return {}
     on, back = work.parts(order, rest), work.parts(order[::-1], rest)
     alone = {name: work.level(rest) - work.level({*rest, name}) for name in order}
-    return {name: Share(alone[name] / whole, on[name] / whole, (on[name] + back[name]) / 2 / whole) for name in order}
+    both = {name: max(on[name] + back[name], 0.0) for name in order}
+    total = max(sum(both.values()), 2 * whole)
+    return {name: Share(alone[name] / whole, on[name] / whole, both[name] / total) for name in order}

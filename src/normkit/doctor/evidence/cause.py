@@ -25,9 +25,10 @@ class Cause(NamedTuple):
     words: str
 
 
-def cause_of(evidence: Evidence, known: LayerStatistics) -> Cause:
-    """The likely cause for one layer, in view of all others."""
-    return _few_steps(known) or _pruned(evidence) or _averaged(evidence) or _shifted(evidence, known) or _OTHERS
+def cause_of(evidence: Evidence, known: LayerStatistics, is_shared: bool = False) -> Cause:
+    """The likely cause for one layer, in view of all others; `is_shared` if many layers have a part in the gap."""
+    common = _few_steps(known) or _pruned(evidence) or _averaged(evidence, is_shared)
+    return common or _shifted(evidence, known) or _OTHERS
 
 
 def _few_steps(known: LayerStatistics) -> Cause | None:
@@ -42,8 +43,9 @@ def _few_steps(known: LayerStatistics) -> Cause | None:
 
 
 def _pruned(evidence: Evidence) -> Cause | None:
-    weights = [p for p in evidence.model.parameters() if p.dim() > 1]
-    zeros, total = sum(int((p == 0).sum()) for p in _masked(evidence, weights)), sum(p.numel() for p in weights)
+    weights: list[Tensor] = [p for p in evidence.model.parameters() if p.dim() > 1]
+    zeros = sum((p == 0).sum().item() for p in _masked(evidence, weights))
+    total = sum(p.numel() for p in weights)
     if not total or zeros < _PRUNED * total:
         return None
     words = f"pruning: {zeros / total:.0%} of the weights are exactly zero, and the statistics are older than that"
@@ -56,14 +58,15 @@ def _masked(evidence: Evidence, weights: list[Tensor]) -> list[Tensor]:
     return [*weights, *masks]
 
 
-def _averaged(evidence: Evidence) -> Cause | None:
+def _averaged(evidence: Evidence, is_shared: bool) -> Cause | None:
     distances = [known.distance for _, known in evidence.stored if known.distance is not None]
     is_wrapped = any(name.rpartition(".")[2] == "n_averaged" for name, _ in evidence.model.named_buffers())
     off = sum(distance > _OFF for distance in distances)
-    if not is_wrapped and (off < 2 or off < _MOST * len(distances)):
+    if not is_wrapped and not is_shared and (off < 2 or off < _MOST * len(distances)):
         return None
+    how_many = "many layers are a little off" if is_shared else f"{off} of {len(distances)} layers are off"
     words = (
-        f"{off} of {len(distances)} layers are off: the weights are others than those that the statistics were taken "
+        f"{how_many}: the weights are others than those that the statistics were taken "
         "with, as of EMA or SWA (averaged weights, with buffers that were not averaged), quantization or fine-tuning"
     )
     return Cause("averaged-weights", words)

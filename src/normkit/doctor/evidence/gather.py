@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normkit.batches import Forward, in_evaluation
-from normkit.doctor.evidence.attribution import attribute, exchanged, mean_reading
+from normkit.doctor.evidence.attribution import attribute, exchanged
 from normkit.doctor.evidence.evidence import Evidence
-from normkit.doctor.evidence.measure import Distance, Gap, Loss, LossFunction, Measure, kept_outputs
+from normkit.doctor.evidence.measure import Distance, Gap, Loss, LossFunction, kept_outputs
 from normkit.doctor.evidence.observer import Observer, stores_batch_moments, training_moments
 from normkit.doctor.evidence.runs import Refusal, Runs, in_training
 from normkit.doctor.evidence.source import smallest_batch, taken
@@ -31,58 +31,61 @@ def gather(
     """Run the model on a few batches in each mode, and keep what rules read. The caller restores the model."""
     found = survey(model)
     runs = Runs(model, taken(batches), forward)
-    with in_evaluation(model):  # the model as it is: what fails here fails for the user too
-        evaluation = _Readings(runs, loss)
+    own_loss = None if loss is None else Loss(loss, model, runs.batches)
+    evaluation, training, recalibrated = _Readings(own_loss), _Readings(own_loss), _Readings(own_loss)
+    with in_evaluation(model):  # first, and the model as it is: what fails here fails for the user too
         runs(evaluation)
-    evidence, training = _observed(found, runs)
-    evidence.smallest_batch, evidence.loss, evidence.optimizer = smallest_batch(batches), evaluation.loss, optimizer
-    _measure_gap(evidence, training, evaluation)
+    evidence = _observed(found, runs, training)
+    evidence.smallest_batch, evidence.loss, evidence.optimizer = smallest_batch(batches), own_loss, optimizer
+    with in_evaluation(model), exchanged(evidence.exchangeable, evidence.population):
+        runs(recalibrated)
+    if recalibrated.outputs:
+        evidence.gap = _gap(training, evaluation, recalibrated)
     _in_training(evidence)
-    _share_out(evidence, evaluation)
+    _share_out(evidence, recalibrated)
     return evidence
 
 
 class _Readings:
-    """The outputs of one pass, or their losses."""
+    """The outputs of one pass over the batches and, if there is a loss, their losses."""
 
-    def __init__(self, runs: Runs, loss: LossFunction | None) -> None:
-        self.loss = None if loss is None else Loss(loss, runs.model, runs.batches)
+    def __init__(self, loss: Loss | None) -> None:
+        self._loss = loss
         self.outputs: dict[int, list[Tensor]] = {}
         self.losses: dict[int, float] = {}
 
     def __call__(self, index: int, output: Any) -> None:
-        if self.loss is None:
-            self.outputs[index] = kept_outputs(output)
-        else:
-            self.losses[index] = self.loss(index, output)
+        self.outputs[index] = kept_outputs(output)
+        if self._loss is not None:
+            self.losses[index] = self._loss(index, output)
+
+    @property
+    def mean_loss(self) -> float:
+        return sum(self.losses.values()) / max(len(self.losses), 1)
+
+    def distance_from(self, other: _Readings) -> float:
+        """The mean distance of the outputs from those of another pass."""
+        measure = Distance(other.outputs)
+        found = [measure(index, output) for index, output in self.outputs.items() if index in other.outputs]
+        return sum(found) / max(len(found), 1)
 
 
-def _observed(found: Survey, runs: Runs) -> tuple[Evidence, dict[int, Any]]:
-    """Run with the statistics of batches, and see what norms are given; also returns the outputs."""
+def _observed(found: Survey, runs: Runs, readings: _Readings) -> Evidence:
+    """Run with the statistics of batches, and see what norms are given."""
     observer = Observer(found.norms, runs)
     stored = [norm for norm in found.norms if stores_batch_moments(norm)]
     modes = {norm.name: norm.layer.training for norm in found.norms}
-    outputs: dict[int, Any] = {}
     with in_evaluation(runs.model), own_statistics_back(stored), observer.watching():
-        runs(outputs.__setitem__)
-    evidence = Evidence(runs.model, found.norms, found.unknown, modes, runs, observer.statistics, observer.given)
-    return evidence, outputs
+        runs(readings)
+    return Evidence(runs.model, found.norms, found.unknown, modes, runs, observer.statistics, observer.given)
 
 
-def _measure_gap(evidence: Evidence, outputs: dict[int, Any], evaluation: _Readings) -> None:
-    """The measure in training, evaluation and recalibrated mode; `outputs` are those of training."""
-    if not outputs:
-        return
-    measure: Measure = evaluation.loss or Distance({index: kept_outputs(out) for index, out in outputs.items()})
-    training = _mean([measure(index, output) for index, output in outputs.items()])
-    known = evaluation.losses or {i: measure(i, output) for i, output in evaluation.outputs.items() if i in outputs}
-    with exchanged(evidence.exchangeable, evidence.population):
-        recalibrated = mean_reading(evidence.runs, measure)
-    evidence.gap = Gap(measure.name, training, _mean(list(known.values())), recalibrated)
-
-
-def _mean(readings: list[float]) -> float:
-    return sum(readings) / max(len(readings), 1)
+def _gap(training: _Readings, evaluation: _Readings, recalibrated: _Readings) -> Gap:
+    """The measure in the three modes: the loss or, without one, the distance of outputs from those of training."""
+    now, then = evaluation.distance_from(training), recalibrated.distance_from(training)
+    if evaluation.losses:
+        return Gap("loss", training.mean_loss, evaluation.mean_loss, recalibrated.mean_loss, now - then)
+    return Gap("distance", 0.0, now, then, now - then)
 
 
 def _in_training(evidence: Evidence) -> None:
@@ -106,22 +109,17 @@ def _judged(evidence: Evidence, refusal: Refusal) -> Refusal:
     return refusal if norm is None or "N" in norm.spec.over else refusal._replace(is_within=True)
 
 
-def _share_out(evidence: Evidence, evaluation: _Readings) -> None:
-    """Attribute a material gap to layers."""
+def _share_out(evidence: Evidence, recalibrated: _Readings) -> None:
+    """Attribute a material gap to layers: by the loss, or by the squared distance from the recalibrated outputs.
+
+    That is nothing once everything is exchanged, and the squares of independent errors add up.
+    """
     if evidence.gap is None or not evidence.gap.is_material:
         return
-    measure: Measure
-    if evaluation.loss is not None:
-        measure = evaluation.loss
-    else:  # the distance from the recalibrated outputs, which is nothing once everything is exchanged
-        outputs: dict[int, list[Tensor]] = {}
-        with exchanged(evidence.exchangeable, evidence.population), in_evaluation(evidence.model):
-            evidence.runs(lambda index, output: outputs.__setitem__(index, kept_outputs(output)))
-        measure = Distance(outputs, power=2)  # squares of independent errors add up
     statistics = evidence.statistics
     evidence.shares = attribute(
         evidence.runs,
-        measure,
+        evidence.loss or Distance(recalibrated.outputs, power=2),
         evidence.exchangeable,
         evidence.population,
         lambda name: statistics[name].distance or 0.0,

@@ -16,9 +16,9 @@ from normkit.surgery.fold.dataflow import outputs_of
 
 LossFunction = Callable[[Any, Any], Any]
 
-# A gap counts if evaluation is worse than recalibrated evaluation by this part of the loss, or if outputs are this far,
-# in their own standard deviations, from those with the statistics of batches.
-MATERIAL_LOSS, MATERIAL_DISTANCE = 0.25, 0.25
+# A gap counts if recalibrated outputs are nearer to those with the statistics of batches, by this many standard
+# deviations of these; a gap of the loss if it is also this part of it, which alone says little of a loss near 0.
+MATERIAL_DISTANCE, MATERIAL_LOSS = 0.2, 0.25
 
 
 class Measure(Protocol):
@@ -98,12 +98,14 @@ class Gap:
         training: norms use the statistics of each batch, everything else runs as in evaluation.
         evaluation: norms use what they store.
         recalibrated: norms use the statistics of all batches together.
+        moved: how much nearer the outputs are to those of training once recalibrated, as a distance.
     """
 
     measure: Literal["loss", "distance"]
     training: float
     evaluation: float
     recalibrated: float
+    moved: float
 
     @property
     def size(self) -> float:
@@ -116,8 +118,13 @@ class Gap:
         if not math.isfinite(self.evaluation):
             return math.isfinite(self.recalibrated)
         if self.measure == "distance":
-            return self.size > MATERIAL_DISTANCE and self.evaluation > 2 * self.recalibrated
-        return self.size > MATERIAL_LOSS * max(abs(self.recalibrated), abs(self.training))
+            return self.moved > MATERIAL_DISTANCE and self.evaluation > 2 * self.recalibrated
+        return self.moved > MATERIAL_DISTANCE and self.size > MATERIAL_LOSS * self.scale
+
+    @property
+    def scale(self) -> float:
+        """What a gap of the loss is compared with."""
+        return max(abs(self.recalibrated), abs(self.training))
 
     def plain(self) -> dict[str, Any]:
         """The gap as reports have it."""

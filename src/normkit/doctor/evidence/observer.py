@@ -71,8 +71,7 @@ class Observer:
             x, mask = collect.given(norm, args, kwargs)
             moments, examples = collect.batch_moments(norm, x, mask)
         else:
-            x = input_of(args, kwargs)
-            assert x is not None
+            x = args[0] if args else kwargs["input"]
             moments, examples = moments_of(x, x.shape[1:2], None), len(x)
         known = self.statistics.setdefault(norm.name, self._stored[norm.name])
         batch = self._runs.current

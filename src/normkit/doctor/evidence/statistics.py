@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import NamedTuple
@@ -136,7 +137,7 @@ class LayerStatistics:
         std, own = self._std(data)[alive], self._std(self.stored)[alive]
         of_mean = _rms((self.stored.mean - data.mean)[alive] / std)
         noise = (self.noise or 0.0) / max(len(self.finite_calls), 1) ** 0.5
-        return max(max(of_mean**2 - noise**2, 0.0) ** 0.5, _rms(own / std - 1))
+        return max(math.sqrt(max(of_mean**2 - noise**2, 0.0)), _rms(own / std - 1))
 
     def _std(self, moments: Moments) -> Tensor:
         return (moments.var + (self.norm.spec.eps or 0.0)).sqrt()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from normkit.doctor.evidence import Evidence
 from normkit.doctor.rule import found, rule
@@ -43,7 +44,7 @@ def inconsistent_freeze(evidence: Evidence) -> Iterator[Finding]:
 
 def _mixed(evidence: Evidence, training: list[Norm], evaluating: list[Norm]) -> Iterator[Finding]:
     """Layers in evaluation that learn, and frozen ones in training mode beside frozen ones in evaluation."""
-    counts = {"training": len(training), "evaluating": len(evaluating)}
+    counts: dict[str, Any] = {"training": len(training), "evaluating": len(evaluating)}
     for norm in evaluating:
         if not evidence.is_frozen(norm):
             yield found(

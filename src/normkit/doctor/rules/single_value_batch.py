@@ -32,11 +32,11 @@ def single_value_batch(evidence: Evidence) -> Iterator[Finding]:
             message = f"refuses batch {refusal.batch} (the first is 0): {refusal.message}"
             yield found(single_value_batch, refusal.layer, message, _REMEDY, batch=refusal.batch)
     for name, known in evidence.statistics.items():
-        message = _met(known) or _to_come(known, evidence.smallest_batch)
-        if message is not None and name not in seen:
+        problem = _met(known) or _to_come(known, evidence.smallest_batch)
+        if problem is not None and name not in seen:
             severity: Severity = "error" if evidence.modes[name] else "warning"
             numbers = {"values": 1, "smallest_batch": evidence.smallest_batch}
-            yield found(single_value_batch, name, message, _REMEDY, severity=severity, **numbers)
+            yield found(single_value_batch, name, problem, _REMEDY, severity=severity, **numbers)
 
 
 def _met(known: LayerStatistics) -> str | None:

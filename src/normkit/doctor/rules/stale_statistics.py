@@ -6,9 +6,10 @@ from normkit.doctor.evidence import Evidence
 from normkit.doctor.evidence.cause import cause_of
 from normkit.doctor.evidence.statistics import LayerStatistics
 from normkit.doctor.rule import found, rule
-from normkit.finding import Finding, Severity
+from normkit.finding import Finding
 
 FAR = 0.45  # standard deviations, or the same part of a material gap
+WIDE = 1.0  # the gap over the measure without it, from which on it is reported although no layer is far off
 _NEAR = 0.1  # standard deviations below which a layer is not blamed for any gap
 
 
@@ -23,7 +24,8 @@ def stale_statistics(evidence: Evidence) -> Iterator[Finding]:
     standard deviations or more (root mean square over channels; below 0.35 never), or the layer has half of a material
     gap. The gap is that of the loss or, without one, of the outputs, between evaluation with stored and with
     re-estimated statistics; each layer's part is what exchanging its statistics recovers, in the order of the layers
-    and in the reverse order. It is an error if the gap is material and the layer has a part in it.
+    and in the reverse order. It is an error if the gap is material. A wide gap that many layers share, none of which is
+    far off, is reported at the layer with the largest part.
 
     The likely cause is named: too few steps since initialization, pruned weights, averaged ones (EMA, SWA), an input
     that is shifted or scaled, or statistics of something else.
@@ -34,15 +36,18 @@ def stale_statistics(evidence: Evidence) -> Iterator[Finding]:
     Remedy: `nk.recalibrate` on data of the kind that the model will see.
     """
     stale = [known for _, known in evidence.stored if not known.is_untrained and known.distance is not None]
-    for known in _blamed(evidence, stale):
-        name, share, cause = known.norm.name, evidence.share_of(known.norm.name), cause_of(evidence, known)
+    blamed = [known for known in stale if (known.distance or 0) >= FAR or _has_most(evidence, known)]
+    is_shared = not blamed
+    for known in blamed or _first_of_many(evidence, stale):
+        name, share = known.norm.name, evidence.share_of(known.norm.name)
+        cause = cause_of(evidence, known, is_shared)
         yield found(
             stale_statistics,
             name,
             f"stores statistics that are {known.distance:.2g} standard deviations off those of these batches"
             f"{_part(evidence, share)}. Likely cause: {cause.words}.",
             "nk.recalibrate(model, batches, inplace=True)",
-            severity=_severity(evidence, share),
+            severity="error" if evidence.gap is not None and evidence.gap.is_material else "warning",
             distance=known.distance,
             share=share,
             cause=cause.name,
@@ -50,24 +55,16 @@ def stale_statistics(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _blamed(evidence: Evidence, stale: list[LayerStatistics]) -> list[LayerStatistics]:
-    """The layers that are far off, or have the most of the gap; or else, of a wide gap shared by many, the first."""
-    blamed = [known for known in stale if (known.distance or 0) >= FAR or _has_most(evidence, known)]
-    gap = evidence.gap
-    if blamed or gap is None or not gap.is_material or not evidence.shares:
-        return blamed
-    worst = max(stale, key=lambda known: evidence.share_of(known.norm.name) or 0.0, default=None)
-    is_wide = gap.size > max(abs(gap.recalibrated), abs(gap.training))
-    return [worst] if worst is not None and is_wide else []
-
-
 def _has_most(evidence: Evidence, known: LayerStatistics) -> bool:
     return (known.distance or 0) > _NEAR and (evidence.share_of(known.norm.name) or 0) >= FAR
 
 
-def _severity(evidence: Evidence, share: float | None) -> Severity:
-    is_costly = evidence.gap is not None and evidence.gap.is_material
-    return "error" if is_costly and (share or 0) >= 0.01 else "warning"
+def _first_of_many(evidence: Evidence, stale: list[LayerStatistics]) -> list[LayerStatistics]:
+    """Of a wide gap in which many layers have a small part, the layer with the largest; nothing if there is none."""
+    gap = evidence.gap
+    if gap is None or not gap.is_material or not evidence.shares or gap.size < WIDE * gap.scale:
+        return []
+    return [max(stale, key=lambda known: evidence.share_of(known.norm.name) or 0.0)] if stale else []
 
 
 def _part(evidence: Evidence, share: float | None) -> str:

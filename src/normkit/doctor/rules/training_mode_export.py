@@ -68,7 +68,8 @@ def _layer_of(node: Any, given: dict[str, Any]) -> str:
 
 
 def _scripted(model: torch.jit.ScriptModule) -> Iterator[tuple[str, str]]:
-    for node in model.inlined_graph.findAllNodes("aten::batch_norm"):
+    graph: Any = model.inlined_graph  # its nodes live as long as it does
+    for node in graph.findAllNodes("aten::batch_norm"):
         inputs = list(node.inputs())  # input, weight, bias, running_mean, running_var, training, ...
         if inputs[5].toIValue() is True:
             paths = [path for value in inputs[1:5] if (path := _attribute_path(value))]
