@@ -119,17 +119,6 @@ class Ledger:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def to_sarif(self) -> str:
-        """The findings as SARIF 2.1.0, which GitHub shows on the lines that wrote the statistics."""
-        from normkit.doctor.report.sarif import place_of, sarif_text
-
-        return sarif_text(self.findings, place_of(self.model))
-
-    def __str__(self) -> str:
-        from normkit.doctor.report.text import findings_text
-
-        return findings_text(self.findings, f"{self.steps} steps, {len(self.accounts)} layers with statistics")
-
     def __repr__(self) -> str:
         count = sum(entry.count for entry in self.writes)
         return f"Ledger({count} writes to {len(self.accounts)} layers in {self.steps} steps)"
@@ -140,8 +129,8 @@ class Ledger:
     def _say_what_was_unseen(self) -> None:
         if self.unseen:
             warnings.warn(
-                f"watch saw no forward of {len(self.unseen)} layers whose statistics have moved, {self.unseen[0]} "
-                "among them: compiled code calls no hooks, and what is found there is not complete. Pass what "
+                f"watch saw no forward of {len(self.unseen)} layers whose statistics moved, {self.unseen[0]} among "
+                "them: compiled code calls no hooks, and what is found there is not complete. Pass what "
                 "torch.compile(model) returns; after model.compile(), watch an uncompiled model.",
                 NormkitWarning,
                 stacklevel=4,
@@ -151,7 +140,6 @@ class Ledger:
 
     def _attach(self) -> None:
         around = _modules_around(self.accounts, dict(named_layers(self.model)))
-        around += _compiled_from(self.model) if around else []
         before = [(module, self._hook(self._enter)) for module in around]
         before += [(norm.layer, self._hook(self._meet, norm)) for norm in norms(self.model) if norm.spec.has_gamma]
         after = [(account.layer, self._hook(self._ran, account)) for account in self.accounts.values()]
@@ -255,6 +243,15 @@ class Ledger:
         self._settle(is_last=False)
         self._given.clear()
         self.steps += 1
+        if self.steps == 1 and not self.passes and self.writes:
+            self._attach_to_compiled()
+
+    def _attach_to_compiled(self) -> None:
+        """The loop does not call the model, but what torch.compile made of it: to look for that takes a while."""
+        around = _compiled_from(self.model)
+        before = [(module, self._hook(self._enter)) for module in around]
+        after = [(module, self._hook(self._leave)) for module in around]
+        self._hold.enter_context(hooked(before=before, after=after, always=True))
 
     def _settle(self, is_last: bool) -> None:
         for account in self.accounts.values():
