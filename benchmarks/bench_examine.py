@@ -1,4 +1,7 @@
-"""What an examination costs, beside one pass of training over the same batches: ResNet-50 at 64x64, 8 batches of 32."""
+"""What an examination costs, beside one pass of training over the same batches: ResNet-50 at 64x64, 8 batches of 32.
+
+Both are measured in seconds of the processor, so that a busy machine does not count.
+"""
 
 import argparse
 import time
@@ -49,21 +52,26 @@ def resnet50():
 
 
 def training_pass(model, optimizer, batches):
-    begun = time.perf_counter()
+    begun = time.process_time()
     for x, y in batches:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
-    return time.perf_counter() - begun
+    return time.process_time() - begun
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--side", type=int, default=64)
     args = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)
+    nk.examine(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), [torch.randn(8, 2)])  # imports what it needs
     model = resnet50().train()
-    batches = [(torch.randn(32, 3, 64, 64), torch.randint(10, (32,))) for _ in range(8)]
+    pictures = (args.batch, 3, args.side, args.side)
+    batches = [(torch.randn(pictures), torch.randint(10, (args.batch,))) for _ in range(8)]
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     training_pass(model, optimizer, batches)
     for name, spoil in (("as trained", False), ("with a gap to share out", True)):
@@ -75,7 +83,9 @@ def main():
         ratios = []
         for _ in range(args.rounds):
             one = training_pass(model, optimizer, batches)
-            ratios.append(nk.examine(model, batches, F.cross_entropy, optimizer).evidence["seconds"] / one)
+            begun = time.process_time()
+            nk.examine(model, batches, F.cross_entropy, optimizer)
+            ratios.append((time.process_time() - begun) / one)
         shown = ", ".join(f"{ratio:.1f}" for ratio in ratios)
         print(f"{name}: examine takes {median(ratios):.1f} times one pass of training ({shown})", flush=True)
 

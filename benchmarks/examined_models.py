@@ -1,6 +1,7 @@
 """Networks that others wrote, trained for some steps in an ordinary loop, and what the doctor says of them: nothing.
 
-Prints a line for each network, and one for each finding that is more than info. Exits with 1 if there was one.
+Prints a line for each network, and one for each finding that is more than info. Exits with 1 if there was one. Some
+networks only take pictures of 224 pixels: name others with a smaller --side.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from normkit.batches import feed
 from normkit.surgery.fold.dataflow import outputs_of
 from support.architectures import ARCHITECTURES, Architecture
 
-SIDE = 64  # pictures of 224 pixels and more are made smaller, to be done within minutes
+LARGE = 224  # pixels: pictures of that side and more are made smaller, to be done within minutes
 
 
 def pooled(output):
@@ -31,9 +32,17 @@ def loss(output, target):
     return F.cross_entropy(pooled(output), target % pooled(output).shape[1])
 
 
-def batches_for(architecture, number, size):
+def of_timm(name):
+    from support import aside  # noqa: F401  # where timm is
+
+    import timm
+
+    return Architecture(name, "timm", lambda: timm.create_model(name, num_classes=10), (3, LARGE, LARGE))
+
+
+def batches_for(architecture, number, size, side):
     """Pictures of which half are brighter, with the labels 0 and 1."""
-    shape = tuple(min(n, SIDE) if n >= 224 else n for n in architecture.shape)
+    shape = tuple(side if n >= LARGE else n for n in architecture.shape)
     found = []
     for _ in range(number):
         y = torch.randint(2, (size,))
@@ -63,10 +72,11 @@ def trained(architecture: Architecture, batches, steps, rate):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="networks; all of the table by default")
+    parser.add_argument("names", nargs="*", help="networks, timm's as timm:NAME; all of the table by default")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--side", type=int, default=64, help="of pictures that are 224 pixels wide or more")
     args = parser.parse_args()
     known = [
         a for a in ARCHITECTURES if importlib.util.find_spec(a.package) and (not args.names or a.name in args.names)
@@ -74,7 +84,7 @@ def main():
     unwell = 0
     for architecture in known:
         torch.manual_seed(1)
-        batches = batches_for(architecture, 8, args.batch)
+        batches = batches_for(architecture, 8, args.batch, args.side)
         begun = time.perf_counter()
         model, optimizer = trained(architecture, batches, args.steps, args.rate)
         took = time.perf_counter() - begun

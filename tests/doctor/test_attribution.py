@@ -147,6 +147,7 @@ def test_a_layer_between_the_thresholds_is_not_blamed_for_a_gap_that_is_not_ther
     assert nk.examine(model, batches, F.cross_entropy).ok
 
 
+@pytest.mark.deep
 def test_the_spread_of_dropout_is_not_taken_for_stale_statistics():
     batches = images(8)
     model = cnn()

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import normkit as nk
+from support.depth import thinned
 from support.patients import Case, cnn, images, mlp, rows, settled
 
 
@@ -53,7 +54,10 @@ BIASES = {
 }
 
 
-@pytest.mark.parametrize("name", BIASES)
+ORDINARY = ("a residual by hand", "the output is used again", "concatenated with something else", "a functional norm")
+
+
+@pytest.mark.parametrize("name", thinned(BIASES, lambda name: name in ORDINARY))
 def test_a_bias_is_redundant_where_a_norm_removes_it_and_nothing_else_reads_it(name):
     forward, expected = BIASES[name]
     model = Net(
@@ -124,7 +128,7 @@ DEPENDENT = {
 }
 
 
-@pytest.mark.parametrize("name", DEPENDENT)
+@pytest.mark.parametrize("name", thinned(DEPENDENT, lambda name: name.startswith(("a functional", "in a"))))
 def test_evaluation_that_depends_on_batch_mates_is_found_in_its_layer(name):
     build, layers = DEPENDENT[name]
     batches = [x for x, _ in images(2)]
@@ -256,7 +260,7 @@ def test_pictures_with_dark_borders_are_not_padded():
     assert Case(settled(model, [x]), [x]).found("NK109") == set()
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", thinned([True, False], bool))
 def test_an_exported_program_in_training_mode_is_found(training):
     model = settled(cnn(), images()).train(training)
     graph = torch.export.export(model, (images()[0][0],)).module()
