@@ -164,6 +164,12 @@ class Account:
         """Whether nothing of it is trained now."""
         return bool(self.parameters) and not any(parameter.requires_grad for parameter in self.parameters)
 
+    @property
+    def is_unseen(self) -> bool:
+        """Whether its statistics have moved in several steps, and no forward was seen to do it."""
+        entries = self.entries.values()
+        return all(entry.use == "unseen" for entry in entries) and sum(entry.steps for entry in entries) > 1
+
     # ---- while it runs
 
     def wrote(self, of: Pass, window: Window | None) -> Write:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -23,7 +25,7 @@ from normkit.doctor.ledger.passes import Pass, Window
 from normkit.doctor.ledger.statistics import all_finite, stores_statistics
 from normkit.doctor.ledger.weights import Weights
 from normkit.doctor.rule import Rule
-from normkit.errors import ArgumentError
+from normkit.errors import ArgumentError, NormkitWarning
 from normkit.finding import Finding
 from normkit.hooks import hooked
 from normkit.named_layers import named_layers
@@ -104,6 +106,12 @@ class Ledger:
             if self.stopped is None:
                 self._settle(is_last=True)
             self._findings = self._find()
+            self._say_what_was_unseen()
+
+    @property
+    def unseen(self) -> list[str]:
+        """Layers whose statistics have moved in step after step, in no forward that could be seen."""
+        return [account.name for account in self.accounts.values() if account.is_unseen]
 
     def __enter__(self) -> Ledger:
         return self
@@ -129,10 +137,21 @@ class Ledger:
     def _find(self) -> list[Finding]:
         return by_cost(finding for rule in self._rules if rule.watch is not None for finding in rule.watch(self))
 
+    def _say_what_was_unseen(self) -> None:
+        if self.unseen:
+            warnings.warn(
+                f"watch saw no forward of {len(self.unseen)} layers whose statistics have moved, {self.unseen[0]} among "
+                "them: compiled code calls no hooks, and what is found there is not complete. Pass what "
+                "torch.compile(model) returns; after model.compile(), watch an uncompiled model.",
+                NormkitWarning,
+                stacklevel=4,
+            )
+
     # ---- passes
 
     def _attach(self) -> None:
         around = _modules_around(self.accounts, dict(named_layers(self.model)))
+        around += _compiled_from(self.model) if around else []
         before = [(module, self._hook(self._enter)) for module in around]
         before += [(norm.layer, self._hook(self._meet, norm)) for norm in norms(self.model) if norm.spec.has_gamma]
         after = [(account.layer, self._hook(self._ran, account)) for account in self.accounts.values()]
@@ -275,6 +294,15 @@ def _modules_around(names: Iterable[str], layers: dict[str, nn.Module]) -> list[
         for outer, module in layers.items()
         if not isinstance(module, writers) and any(_is_within(name, outer) for name in names)
     ]
+
+
+def _compiled_from(model: nn.Module) -> list[nn.Module]:
+    """What torch.compile has made of the model: the loop calls that, and the hooks inside are not called."""
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # before it is loaded, nothing has been compiled
+    if dynamo is None:
+        return []
+    compiled = [found for found in gc.get_objects() if type(found) is dynamo.OptimizedModule]
+    return [found for found in compiled if found._orig_mod is model]
 
 
 def _is_within(name: str, outer: str) -> bool:
