@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import normkit as nk
-from normkit.doctor.cure import REMEDIES
 from normkit.doctor.diagnosis import Diagnosis, Patient
+from normkit.doctor.remedies import REMEDIES
 from normkit.surgery.result import Surgery
 from support import diagnoses
 from support.case import randomize_
@@ -44,7 +44,7 @@ def test_statistics_are_taken_from_the_batches(code):
     model, given = net(), batches()
     if code == "NK103":
         model[1].running_var[2] = math.nan
-    cure = diagnosed(model, of(code, "1"), loss=None, given=given).cure()
+    cure = diagnosed(model, of(code, "1"), of(code, "4"), loss=None, given=given).cure()
     assert isinstance(cure, Surgery)
     expected = recalibrated(model, given)
     for name, value in cure.model.state_dict().items():
@@ -56,9 +56,37 @@ def test_statistics_are_taken_from_the_batches(code):
     assert all(change.why.startswith(code) for change in cure.changed)
 
 
+def test_layers_that_are_right_keep_what_a_whole_training_has_averaged():
+    given = batches()
+    model = nk.recalibrate(net(), given).model.eval()
+    model[4].num_batches_tracked.fill_(1000)
+    with torch.no_grad():
+        model[4].running_mean.mul_(1.001)
+        model[1].running_mean.add_(3 * model[1].running_var.sqrt())
+    cure = diagnosed(model, of("NK102", "1"), loss=None, given=given).cure()
+    of_one, of_all = cure.steps
+    assert (of_one.is_kept, of_all.is_kept) == (True, False)
+    assert "taken back" in str(of_all)
+    for name, value in model[4].state_dict().items():
+        assert torch.equal(cure.model[4].state_dict()[name], value), name
+    torch.testing.assert_close(cure.model[1].running_mean, recalibrated(model, given)["1.running_mean"])
+    assert ([change.layer for change in cure.changed], list(cure.skipped)) == (["1"], [])
+
+
+def test_layers_that_are_off_without_a_finding_are_taken_along_if_that_is_worth_it():
+    model, given = net(), batches()
+    cure = diagnosed(model, of("NK102", "1"), loss=None, given=given).cure()
+    expected = recalibrated(model, given)
+    assert cure.steps[-1].what.startswith("statistics of all layers")
+    assert cure.steps[-1].is_kept
+    assert {change.layer for change in cure.changed} == {"1", "4"}
+    assert torch.equal(cure.model[4].running_var, expected["4.running_var"])
+
+
 def test_the_loss_is_that_of_evaluation_before_and_after():
     model, given = net().train(), batches()
-    cure = diagnosed(model, of("NK102", "1"), given=given, loss=lambda out, y: out.square().mean()).cure()
+    findings = of("NK102", "1"), of("NK102", "4")
+    cure = diagnosed(model, *findings, given=given, loss=lambda out, y: out.square().mean()).cure()
 
     def loss(model):
         with torch.no_grad():
@@ -76,7 +104,8 @@ def test_what_makes_the_measure_worse_is_taken_back():
     goal = [copy.deepcopy(model).eval()(x).detach() for x, _ in given]
     rows = [(x, y) for (x, _), y in zip(given, goal, strict=True)]
     before = everything(model)
-    cure = diagnosed(model, of("NK102", "1"), given=rows, loss=F.mse_loss).cure(inplace=True)
+    findings = of("NK102", "1"), of("NK102", "4")
+    cure = diagnosed(model, *findings, given=rows, loss=F.mse_loss).cure(inplace=True)
     assert_same(before, everything(model))
     (step,) = cure.steps
     assert step.before < 1e-10 < step.after
@@ -87,12 +116,12 @@ def test_what_makes_the_measure_worse_is_taken_back():
 
 
 @pytest.mark.parametrize(("momentum", "turned"), [(0.9, 0.1), (0.99, 0.01), (0.999, 0.001)])
-def test_a_momentum_is_turned_round_in_the_layers_found(momentum, turned):
+def test_a_momentum_is_turned_round(momentum, turned):
     model = net()
     for layer in (model[1], model[4]):
         layer.momentum = momentum
-    cure = diagnosed(model, of("NK104", "4"), loss=None).cure()
-    assert (cure.model[1].momentum, cure.model[4].momentum) == (momentum, turned)
+    cure = diagnosed(model, of("NK104", "1"), of("NK104", "4"), loss=None).cure()
+    assert (cure.model[1].momentum, cure.model[4].momentum) == (turned, turned)
     assert cure.changed[-1].what == f"momentum {momentum:g} to {turned:g}"
     statistics, last = cure.steps  # those of the last batch are taken again
     assert statistics.after < statistics.before
@@ -143,11 +172,12 @@ def test_what_is_not_safe_is_skipped_with_its_remedy():
 
 
 def test_a_layer_that_a_remedy_does_not_reach_is_skipped():
-    findings = of("NK104", "4"), of("NK202", "4"), of("NK102", "nowhere")
+    findings = of("NK202", "4"), of("NK102", "nowhere")
     cure = diagnosed(net().eval(), *findings, loss=None).cure()
     assert {(change.layer, change.what.split()[0]) for change in cure.skipped} == {
-        ("4", "NK104"), ("4", "NK202"), ("nowhere", "NK102"),
-    }  # fmt: skip
+        ("4", "NK202"),
+        ("nowhere", "NK102"),
+    }
 
 
 def test_on_a_copy_the_model_is_left_alone_and_undo_gives_it_back():
@@ -168,7 +198,7 @@ def test_in_place_undo_restores_every_bit():
     findings = of("NK102", "1"), of("NK104", "1"), of("NK202", "4")
     cure = diagnosed(model, *findings, loss=None).cure(inplace=True)
     assert cure.model is model
-    assert [step.codes for step in cure.steps] == [("NK102", "NK104"), ("NK104",), ("NK202",)]
+    assert {step.codes for step in cure.steps} == {("NK102", "NK104"), ("NK104",), ("NK202",)}
     cure.undo()
     assert_same(before, everything(model))
     assert (model[1].momentum, type(model[4])) == (0.9, nn.BatchNorm2d)
@@ -203,17 +233,17 @@ def test_one_value_per_channel_is_cured_without_a_distance():
 def test_a_last_batch_of_one_is_left_out():
     model, given = net(), batches()
     single = given[0][0][:1], given[0][1][:1]
-    cure = diagnosed(model, of("NK102", "1"), given=[*given, single], loss=None).cure()
+    cure = diagnosed(model, of("NK102", "1"), of("NK102", "4"), given=[*given, single], loss=None).cure()
     expected = recalibrated(model, given)
     assert torch.equal(cure.model[1].running_var, expected["1.running_var"])
 
 
 def test_it_says_what_each_remedy_did():
-    text = str(diagnosed(net(), of("NK102", "1"), loss=None).cure())
-    assert text.startswith("distance in evaluation, remedy by remedy:\n  NK102: statistics taken from")
+    text = str(diagnosed(net(), of("NK102", "1"), of("NK102", "4"), loss=None).cure())
+    assert text.startswith("distance in evaluation, remedy by remedy:\n  NK102: statistics of the layers named")
     assert "changed 2, skipped 0" in text
 
 
-def test_a_momentum_is_the_one_code_with_two_remedies():
+def test_only_statistics_have_several_remedies():
     codes = [code for remedy in REMEDIES for code in remedy.codes]
-    assert {code for code in codes if codes.count(code) > 1} == {"NK104"}
+    assert {code for code in codes if codes.count(code) > 1} == {"NK101", "NK102", "NK103", "NK104"}

@@ -61,9 +61,8 @@ def cured(model, batches):
     diagnosis = nk.examine(model, batches, F.cross_entropy)
     assert not diagnosis.ok
     cure = diagnosis.cure()
-    (step,) = cure.steps
-    assert step.is_kept
-    assert step.after < step.before
+    assert any(step.is_kept for step in cure.steps)
+    assert min(step.after for step in cure.steps) < cure.steps[0].before
     return cure.model
 
 

@@ -9,9 +9,9 @@ finding's own remedy as the reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
@@ -19,18 +19,16 @@ from normkit.batches import in_evaluation
 from normkit.doctor.evidence.attribution import mean_reading
 from normkit.doctor.evidence.measure import Distance, Loss, Measure, kept_outputs
 from normkit.doctor.evidence.runs import Runs
+from normkit.doctor.remedies import REMEDIES, Remedy
 from normkit.errors import NormkitError
 from normkit.figures.values import cell_text
 from normkit.finding import Finding
-from normkit.named_layers import named_layers
 from normkit.snapshot import Snapshot, untouched
 from normkit.surgery.check_export.batch_mates import batch_size
 from normkit.surgery.no_updates import no_updates
 from normkit.surgery.norms import norms
 from normkit.surgery.operation import Operation, operation
-from normkit.surgery.replace.freeze import freeze
 from normkit.surgery.result import Change, Surgery
-from normkit.surgery.statistics.recalibrate import recalibrate
 
 if TYPE_CHECKING:
     from normkit.doctor.diagnosis import Diagnosis, Patient
@@ -78,30 +76,23 @@ class Cure(Surgery):
         return "\n".join([head, *(f"  {each}" for each in shown), super().__str__()])
 
 
-class Remedy(NamedTuple):
-    """Something safe to do about findings of some codes, which changes a model in place and says what it changed."""
-
-    codes: tuple[str, ...]
-    what: str
-    apply: Callable[[nn.Module, Sequence[Finding], Patient], Sequence[Change]]
-
-
 def cure(diagnosis: Diagnosis, inplace: bool = False) -> Cure:
     """Apply the safe remedies of a diagnosis's findings to its model, or to a copy."""
     patient = _without_singles(diagnosis.patient)
     measured = _measure(patient)
     with operation(patient.model, inplace) as op:
-        steps = []
+        work = _Work(op, patient, measured)
         for remedy in REMEDIES:
             found = [finding for finding in diagnosis.findings if finding.code in remedy.codes]
             if found:
-                steps.append(_tried(op, remedy, found, patient, measured))
+                work.attempt(remedy, found)
         for finding in diagnosis.findings:
-            if not any(finding.code in remedy.codes for remedy in REMEDIES):
-                op.skip(finding.layer or "", f"{finding.code} {finding.name}", finding.remedy)
+            if finding not in work.cured:
+                why = next((reason for of, reason in work.failed if of is finding), finding.remedy)
+                op.skip(finding.layer or "", f"{finding.code} {finding.name}", why)
         done = op.result()
     name = "distance" if patient.loss is None else "loss"
-    return Cure(done.model, done.changed, done.skipped, done.parity, done._undo, steps, name)
+    return Cure(done.model, done.changed, done.skipped, done.parity, done._undo, work.steps, name)
 
 
 def _without_singles(patient: Patient) -> Patient:
@@ -110,46 +101,65 @@ def _without_singles(patient: Patient) -> Patient:
     return replace(patient, batches=kept or patient.batches)
 
 
-def _tried(
-    op: Operation,
-    remedy: Remedy,
-    found: Sequence[Finding],
-    patient: Patient,
-    measured: Callable[[nn.Module], float] | None,
-) -> Step:
-    """Apply a remedy; take it back if it fails or makes the measure worse."""
-    codes = tuple(dict.fromkeys(finding.code for finding in found))
-    before = None if measured is None else measured(op.model)
-    snapshot, why, after = Snapshot(op.model), "", before
-    changes: Sequence[Change] = ()
-    try:
-        changes = remedy.apply(op.model, found, patient)
-        after = before if measured is None else measured(op.model)
-        why = _worse(before, after)
-    except NormkitError as error:
-        why = str(error)
-    if why:
-        snapshot.restore()
-        changes = ()
-    done = {change.layer for change in changes}
-    op.changed.extend(change._replace(why=_reason(codes, change.why)) for change in changes)
-    for finding in found:
-        if finding.layer not in done:
-            op.skip(finding.layer or "", f"{finding.code} {finding.name}", why or finding.remedy)
-    return Step(codes, remedy.what, before, after, is_kept=bool(changes))
+class _Work:
+    """Remedies tried on a model, and the measure as it stands.
 
+    Attributes:
+        steps: the remedies that had something to do.
+        cured: the findings that one of them was for.
+        failed: findings with why a remedy for them was taken back.
+    """
 
-def _reason(codes: tuple[str, ...], why: str) -> str:
-    return f"{', '.join(codes)}{'; ' if why else ''}{why}"
+    def __init__(self, op: Operation, patient: Patient, measured: Callable[[nn.Module], float] | None) -> None:
+        self._op, self._patient, self._measured = op, patient, measured
+        self._first = self._level = None if measured is None else measured(op.model)
+        self.steps: list[Step] = []
+        self.cured: list[Finding] = []
+        self.failed: list[tuple[Finding, str]] = []
 
+    def attempt(self, remedy: Remedy, found: Sequence[Finding]) -> None:
+        """Apply a remedy; take it back if it fails, or is not worth keeping."""
+        model, snapshot, after = self._op.model, Snapshot(self._op.model), self._level
+        try:
+            changes = remedy.apply(model, found, self._patient)
+            after = None if self._measured is None or not changes else self._measured(model)
+            why = self._objection(remedy, after) if changes else ""
+        except NormkitError as error:
+            changes, why = [], str(error)
+            if any(why == reason for _, reason in self.failed):  # an earlier remedy has failed in the same way
+                snapshot.restore()
+                return
+        if why or not changes:
+            snapshot.restore()
+        if why:
+            self.failed += [(finding, why) for finding in found]
+        if why or changes:
+            codes = tuple(dict.fromkeys(finding.code for finding in found))
+            self.steps.append(Step(codes, remedy.what, self._level, after, is_kept=not why))
+            if not why:
+                self._keep(changes, codes, found, after)
 
-def _worse(before: float | None, after: float | None) -> str:
-    """Why a remedy is taken back; empty if it is not."""
-    if before is None or after is None or math.isnan(before):
+    def _keep(
+        self, changes: Sequence[Change], codes: tuple[str, ...], found: Sequence[Finding], level: float | None
+    ) -> None:
+        names = {change.layer for change in changes}
+        known = {(change.layer, change.what) for change in self._op.changed}
+        new = [change for change in changes if (change.layer, change.what) not in known]
+        self._op.changed += [each._replace(why="; ".join(filter(None, [", ".join(codes), each.why]))) for each in new]
+        self.cured += [finding for finding in found if finding.layer in names]
+        self._level = level
+
+    def _objection(self, remedy: Remedy, after: float | None) -> str:
+        """Why a remedy is taken back; empty if it is not."""
+        first, before = self._first, self._level
+        if first is None or before is None or after is None:
+            return "what it gains cannot be measured" if remedy.least_gain else ""
+        moved = f"{cell_text(before)} before, {cell_text(after)} after"
+        if (math.isnan(after) and not math.isnan(before)) or after > before + _ROUNDING * abs(before):
+            return f"it made the measure worse: {moved}"
+        if remedy.least_gain and not before - after > remedy.least_gain * (first - after):
+            return f"it gains too little: {moved}"
         return ""
-    if math.isnan(after) or after > before + _ROUNDING * abs(before):
-        return f"it made the measure worse: {cell_text(before)} before, {cell_text(after)} after"
-    return ""
 
 
 # ---- the measure
@@ -182,51 +192,3 @@ def _reference(patient: Patient) -> dict[int, list[Tensor]]:
         runs = Runs(model, patient.batches, patient.forward)
         runs(lambda index, output: outputs.__setitem__(index, kept_outputs(output)))
     return outputs
-
-
-# ---- the remedies
-
-
-def _recalibrated(model: nn.Module, found: Sequence[Finding], patient: Patient) -> Sequence[Change]:
-    """All statistics: those of the layers behind a wrong one were taken from what it put out."""
-    return recalibrate(model, patient.batches, patient.forward, inplace=True).changed
-
-
-def _momentum_turned(model: nn.Module, found: Sequence[Finding], patient: Patient) -> Sequence[Change]:
-    """A momentum of 0.9, which elsewhere weights the old value, as the 0.1 that is meant."""
-    changes = []
-    for name, layer in _layers_of(model, found):
-        momentum: Any = getattr(layer, "momentum", None)
-        if isinstance(momentum, float) and 0.5 < momentum < 1:
-            turned = float(f"{1 - momentum:.6g}")
-            vars(layer)["momentum"] = turned
-            changes.append(Change(name, f"momentum {momentum:g} to {turned:g}", "it weights the new value"))
-    return changes
-
-
-def _freeze_completed(model: nn.Module, found: Sequence[Finding], patient: Patient) -> Sequence[Change]:
-    """A frozen norm that trains is frozen whole; one that learns, in evaluation, trains as the model does."""
-    changes: list[Change] = []
-    for name, layer in _layers_of(model, found):
-        if layer.training:
-            changes += [change._replace(layer=name) for change in freeze(layer, inplace=True).changed]
-        elif model.training and any(parameter.requires_grad for parameter in layer.parameters()):
-            layer.train()
-            changes.append(Change(name, "put into training mode", "as the model is: its gamma and beta learn"))
-    return changes
-
-
-def _layers_of(model: nn.Module, found: Sequence[Finding]) -> Iterator[tuple[str, nn.Module]]:
-    layers = dict(named_layers(model))
-    for name in dict.fromkeys(finding.layer for finding in found):
-        if name is not None and name in layers:
-            yield name, layers[name]
-
-
-# In this order: a freeze keeps the statistics that were put right before it. A momentum of 0.9 has left those of the
-# last batch, so that they are taken again, too.
-REMEDIES = (
-    Remedy(("NK101", "NK102", "NK103", "NK104"), "statistics taken from the batches again", _recalibrated),
-    Remedy(("NK104",), "momentum turned round", _momentum_turned),
-    Remedy(("NK202", "NK203"), "freeze completed", _freeze_completed),
-)

@@ -55,7 +55,7 @@ class Diagnosis:
     def cure(self, *, inplace: bool = False) -> Cure:
         """Apply the remedies that are safe, one after another, and measure before and after each.
 
-        Statistics are taken from the batches again (NK101, NK102, NK103), an inverted momentum is turned round (NK104),
+        Statistics are taken from the batches again (NK101 to NK104), an inverted momentum is turned round (NK104), and
         freezes and modes are made consistent (NK202, NK203). A remedy that makes the measure worse is taken back. What
         is not safe to do for you is skipped, and the reason says what to do.
 
