@@ -166,7 +166,7 @@ def test_another_activation_takes_effect_at_once():
     assert torch.equal(layer(x), F.relu(plain(x)))
 
 
-@pytest.mark.parametrize("activation", ["relu6", nn.PReLU(), bend], ids=str)
+@pytest.mark.parametrize("activation", ["relu6", nn.PReLU(), bend], ids=["name", "module", "function"])
 def test_in_place_needs_one_that_can_be_undone(activation):
     refused(
         lambda: nk.BatchNorm2d(3, activation=activation, inplace=True), "can be undone", '"leaky_relu" or None; got'
