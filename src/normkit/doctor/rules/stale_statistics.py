@@ -26,8 +26,8 @@ def stale_statistics(evidence: Evidence) -> Iterator[Finding]:
     gap. The gap is that of the loss or, without one, of the outputs, between evaluation with stored and with
     re-estimated statistics; each layer's part is what exchanging its statistics recovers, in the order of the layers
     and in the reverse order. It is an error if the gap is material, and info if it is not and the last 5% of the
-    initial values, in channels of small variance, are all that is wrong. A wide gap that many layers share, none of which is
-    far off, is reported at the layer with the largest part.
+    initial values, in channels of small variance, are all that is wrong. A wide gap that many layers share, none of
+    which is far off, is reported at the layer with the largest part.
 
     The likely cause is named: too few steps since initialization, pruned weights, averaged ones (EMA, SWA), an input
     that is shifted or scaled, or statistics of something else.
