@@ -9,7 +9,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from normkit import ArgumentError
-from normkit.batches import each_batch, feed, in_evaluation, leaves_in, map_leaves, moved, repeatable, tensors_in
+from normkit.batches import (
+    each_batch,
+    feed,
+    in_evaluation,
+    leaves_in,
+    map_leaves,
+    moved,
+    repeatable,
+    target_in,
+    tensors_in,
+)
 
 
 class Sum(nn.Module):
@@ -146,3 +156,17 @@ def test_each_layer_gets_its_own_mode_back():
         assert not any(module.training for module in model.modules())
         assert not torch.is_grad_enabled()
     assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_the_target_is_what_follows_the_inputs():
+    class Two(nn.Module):
+        def forward(self, a, b, c=None):
+            return a + b
+
+    x, y, z, w = torch.arange(4).unbind()
+    assert target_in(nn.Identity(), (x, y)) is y
+    assert target_in(nn.Identity(), [x, y, z]) == (y, z)
+    assert target_in(Two(), (x, y, z)) is z
+    assert target_in(Two(), (x, y, z, w)) == (z, w)
+    assert target_in(nn.Identity(), batch := (x,)) is batch
+    assert target_in(nn.Identity(), batch := {"x": x}) is batch

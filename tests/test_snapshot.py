@@ -1,11 +1,12 @@
 """What a snapshot puts back: values, classes, modes, hooks, gradients and random states, as the same objects."""
 
 import random
+from collections import deque
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from normkit.snapshot import Snapshot, same_random_state, untouched
 
@@ -146,6 +147,30 @@ def test_untouched_also_when_something_fails():
     assert torch.equal(torch.get_rng_state(), states[0])
     assert np.array_equal(np.random.get_state()[1], states[1])
     assert random.getstate() == states[2]
+
+
+def test_what_containers_hold_is_put_back_at_any_depth():
+    model = nn.BatchNorm1d(3)
+    model.nested = {"sizes": [[1], (deque([2], maxlen=3), torch.ones(2))]}
+    sizes, queue, tensor = model.nested["sizes"], model.nested["sizes"][1][0], model.nested["sizes"][1][1]
+    with untouched(model):
+        sizes[0].append(5)
+        queue.extend([7, 8, 9])
+        tensor.zero_()
+        sizes.append(3)
+    assert model.nested["sizes"] is sizes
+    assert sizes[0] == [1]
+    assert (len(sizes), list(queue), queue.maxlen) == (2, [2], 3)
+    assert torch.equal(tensor, torch.ones(2))
+
+
+def test_a_container_that_refuses_changes_is_left_alone():
+    graph = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
+    graph.arguments = fx.immutable_collections.immutable_list([1, 2])
+    with untouched(graph):
+        graph.eval()
+    assert graph.training
+    assert graph.arguments == [1, 2]
 
 
 def test_the_random_state_is_put_back():

@@ -135,7 +135,7 @@ def test_few_steps_are_named_as_the_cause():
         model(x)
     found = [one for one in nk.examine(model, batches).findings if one.code == "NK102"]
     assert {one.evidence["cause"] for one in found} == {"few-steps"}
-    assert "4 updates with momentum 0.1 leave 66%" in found[0].message
+    assert "4 updates with momentum 0.1 leave 0.66" in found[0].message
 
 
 def test_a_layer_between_the_thresholds_is_not_blamed_for_a_gap_that_is_not_there():

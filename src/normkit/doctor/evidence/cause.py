@@ -32,14 +32,12 @@ def cause_of(evidence: Evidence, known: LayerStatistics, is_shared: bool = False
 
 
 def _few_steps(known: LayerStatistics) -> Cause | None:
-    momentum, tracked = known.norm.spec.momentum, known.tracked
-    if not tracked or momentum is None or not 0 < momentum < 1:
+    left = known.initial_part
+    if not known.tracked or (left < _INITIAL and not known.is_still_arriving):
         return None
-    left = (1 - momentum) ** tracked
-    if left < _INITIAL:
-        return None
-    words = f"too few steps: {tracked} updates with momentum {momentum:g} leave {left:.0%} of the initial values in it"
-    return Cause("few-steps", words)
+    momentum = known.norm.spec.momentum
+    words = f"{known.tracked} updates with momentum {momentum:g} leave {left:.2g} of the initial values in it"
+    return Cause("few-steps", f"too few steps: {words}")
 
 
 def _pruned(evidence: Evidence) -> Cause | None:

@@ -127,6 +127,24 @@ class LayerStatistics:
         found = [distance for moments in known if (distance := self.distance_from(moments)) is not None]
         return min(found, default=None)
 
+    @property
+    def initial_part(self) -> float:
+        """The part of the initial values, mean 0 and variance 1, that so many updates leave in a moving average."""
+        momentum = self.norm.spec.momentum
+        return 0.0 if self.tracked is None or momentum is None else (1 - momentum) ** self.tracked
+
+    @cached_property
+    def is_still_arriving(self) -> bool:
+        """Whether what is left of the initial values explains the distance from the data."""
+        left = self.initial_part
+        if self.stored is None or self.data is None or not 0 < left < 1:
+            return False
+        mean, var = self.stored.mean / (1 - left), (self.stored.var - left) / (1 - left)
+        without = LayerStatistics(
+            self.norm, Moments(mean, var.clamp(min=0), 0), self.tracked, self.calls, self.training
+        )
+        return (without.distance or 0.0) < (self.distance or 0.0) / 2
+
     def distance_from(self, data: Moments) -> float | None:
         """The distance of what is stored from given moments."""
         if self.stored is None or not (self.stored.mean.isfinite().all() and (self.stored.var >= 0).all()):

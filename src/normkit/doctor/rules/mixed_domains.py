@@ -12,8 +12,8 @@ from normkit.doctor.rule import found, rule
 from normkit.finding import Finding
 
 APART = 0.5  # standard deviations between the means of two groups of batches
-_SURE = 3.0  # times the distance that chance explains
-_TIGHT = 0.5  # of that distance: how far the batches of one group may be from their mean
+_SURE = 4.0  # times the distance that chance explains, of which a split at the widest gap makes the most
+_TIGHT = 0.3  # of that distance: how far the batches of one group may be from their mean
 
 
 class Groups(NamedTuple):
@@ -32,8 +32,8 @@ def mixed_domains(evidence: Evidence) -> Iterator[Finding]:
     statistics of neither distribution. The gap is worst where the two differ most.
 
     Evidence and threshold: the batches fall into two groups whose means are 0.5 standard deviations apart or more (root
-    mean square over channels), three times what the scatter of single examples explains, and each group is less than
-    half as wide as that.
+    mean square over channels), four times what the scatter of single examples explains, and the batches of each group
+    are near each other beside that.
 
     Not a fault when: evaluation is of mixed batches, as training should then be.
 

@@ -6,10 +6,11 @@ from normkit.doctor.evidence import Evidence
 from normkit.doctor.evidence.cause import cause_of
 from normkit.doctor.evidence.statistics import LayerStatistics
 from normkit.doctor.rule import found, rule
-from normkit.finding import Finding
+from normkit.finding import Finding, Severity
 
 FAR = 0.45  # standard deviations, or the same part of a material gap
 WIDE = 1.0  # the gap over the measure without it, from which on it is reported although no layer is far off
+FEW = 0.05  # the part of the initial values below which a moving average is about to arrive
 _NEAR = 0.1  # standard deviations below which a layer is not blamed for any gap
 
 
@@ -24,8 +25,9 @@ def stale_statistics(evidence: Evidence) -> Iterator[Finding]:
     standard deviations or more (root mean square over channels; below 0.35 never), or the layer has half of a material
     gap. The gap is that of the loss or, without one, of the outputs, between evaluation with stored and with
     re-estimated statistics; each layer's part is what exchanging its statistics recovers, in the order of the layers
-    and in the reverse order. It is an error if the gap is material. A wide gap that many layers share, none of which is
-    far off, is reported at the layer with the largest part.
+    and in the reverse order. It is an error if the gap is material, and info if it is not and the last 5% of the
+    initial values, in channels of small variance, are all that is wrong. A wide gap that many layers share, none of
+    which is far off, is reported at the layer with the largest part.
 
     The likely cause is named: too few steps since initialization, pruned weights, averaged ones (EMA, SWA), an input
     that is shifted or scaled, or statistics of something else.
@@ -47,12 +49,19 @@ def stale_statistics(evidence: Evidence) -> Iterator[Finding]:
             f"stores statistics that are {known.distance:.2g} standard deviations off those of these batches"
             f"{_part(evidence, share)}. Likely cause: {cause.words}.",
             "nk.recalibrate(model, batches, inplace=True)",
-            severity="error" if evidence.gap is not None and evidence.gap.is_material else "warning",
+            severity=_severity(evidence, known),
             distance=known.distance,
             share=share,
             cause=cause.name,
             tracked=known.tracked,
         )
+
+
+def _severity(evidence: Evidence, known: LayerStatistics) -> Severity:
+    """An error if it costs something; only info if what is left of the initial values is all that is wrong."""
+    if evidence.gap is not None and evidence.gap.is_material:
+        return "error"
+    return "info" if known.is_still_arriving and known.initial_part < FEW else "warning"
 
 
 def _has_most(evidence: Evidence, known: LayerStatistics) -> bool:
