@@ -10,7 +10,9 @@ import normkit as nk
 from support.architectures import ARCHITECTURES
 from support.ordinary_training import batches_for, forward_for, loss, trained
 
-CHOSEN = [a for a in ARCHITECTURES if a.name in ("UNet", "ResNetForImageClassification", "LevitModel", "PatchTSTModel")]
+CHOSEN = [
+    a for a in ARCHITECTURES if a.name in ("UNet", "ResNetForImageClassification", "RegNetModel", "PatchTSTModel")
+]
 
 
 @pytest.mark.deep
