@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,9 @@ def randomized(model: nn.Module) -> nn.Module:
 
 def settled(model: nn.Module, batches: Any, **options: Any) -> nn.Module:
     """The model with statistics of these batches, as a long training at rate 0 would leave them."""
-    nk.recalibrate(randomized(model), batches, inplace=True, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nk.NormkitWarning)  # of layers that no batch reaches
+        nk.recalibrate(randomized(model), batches, inplace=True, **options)
     for layer in model.modules():
         if getattr(layer, "num_batches_tracked", None) is not None:
             layer.num_batches_tracked.fill_(1000)

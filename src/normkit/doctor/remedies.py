@@ -5,12 +5,14 @@ It leaves evaluation as it is or can be measured, keeps the keys of the state_di
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
+from normkit.errors import NormkitWarning
 from normkit.finding import Finding
 from normkit.named_layers import named_layers
 from normkit.surgery.norms import norms
@@ -45,7 +47,7 @@ def _named_recalibrated(model: nn.Module, found: Sequence[Finding], patient: Pat
     names = {finding.layer for finding in found}
     others = [norm.layer for norm in norms(model) if norm.name not in names]
     kept = [(buffer, buffer.clone()) for layer in others for buffer in layer.buffers(recurse=False)]
-    changes = recalibrate(model, patient.batches, patient.forward, inplace=True).changed
+    changes = _recalibrated(model, patient)
     with torch.no_grad():
         for buffer, value in kept:
             buffer.copy_(value)
@@ -55,8 +57,14 @@ def _named_recalibrated(model: nn.Module, found: Sequence[Finding], patient: Pat
 def _all_recalibrated(model: nn.Module, found: Sequence[Finding], patient: Patient) -> Sequence[Change]:
     """All layers, where the others are off as well: nothing if there are no others."""
     names = {finding.layer for finding in found}
-    changes = recalibrate(model, patient.batches, patient.forward, inplace=True).changed
+    changes = _recalibrated(model, patient)
     return changes if any(change.layer not in names for change in changes) else []
+
+
+def _recalibrated(model: nn.Module, patient: Patient) -> Sequence[Change]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NormkitWarning)  # of layers that no batch reaches: nobody asked for these
+        return recalibrate(model, patient.batches, patient.forward, inplace=True).changed
 
 
 def _momentum_turned(model: nn.Module, found: Sequence[Finding], patient: Patient) -> Sequence[Change]:

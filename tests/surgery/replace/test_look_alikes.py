@@ -16,7 +16,6 @@ pytestmark = pytest.mark.filterwarnings(
 # By name, part of the reason for which a look-alike is left alone.
 LEFT = {
     "lengths": "eps must be positive",
-    "with another": "Softshrink",
     **dict.fromkeys(("permuted", "permuted, bare", "channels first", "maps", "sequences"), "second dimension"),
 }
 ROUNDING = 32 * torch.finfo(torch.float32).eps  # of a few operations on either side
