@@ -32,6 +32,9 @@ TOGETHER = (
     "tests/surgery/replace/test_fit.py",
 )
 
+# Modules whose imports alone take seconds, of which nothing is for the ordinary run.
+WITH_LARGE_PACKAGES = ("tests/test_opacus.py", "tests/test_timm.py")
+
 # An example that was hard once is not kept for the next run: each run depends on its base alone.
 always = settings(
     database=None,
@@ -69,6 +72,11 @@ def pytest_report_header():
         f"base of all seeds: {os.environ[BASE]} (the same run again: --base {os.environ[BASE]})",
         f"kernels: {kernels}",
     ]
+
+
+def pytest_ignore_collect(collection_path, config):
+    is_large = collection_path.as_posix().endswith(WITH_LARGE_PACKAGES)
+    return True if is_large and not config.getoption("--deep") else None
 
 
 def pytest_collection_modifyitems(config, items):

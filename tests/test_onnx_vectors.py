@@ -9,6 +9,8 @@ import normkit as nk
 from normkit.kernels import reference, select
 from normkit.kernels.reference import Recipe
 
+pytestmark = pytest.mark.deep  # onnx takes long to make its vectors
+
 
 def batch_normalization(x, scale, bias, mean, var, *, epsilon=1e-5, momentum=0.9, training_mode=0):
     y = nk.functional.batch_norm(

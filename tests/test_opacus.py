@@ -20,6 +20,8 @@ errors = importlib.import_module("opacus.validators.errors")
 GradSampleModule = importlib.import_module("opacus.grad_sample").GradSampleModule
 Validator = importlib.import_module("opacus.validators").ModuleValidator
 
+pytestmark = pytest.mark.deep  # see tests/conftest.py
+
 REFUSED = {
     "AccumulatedBatchNorm2d",
     "BatchNorm1d",

@@ -23,6 +23,8 @@ efficientnet_builder = importlib.import_module("timm.models._efficientnet_builde
 
 BatchNormAct2d = norm_act_layers.BatchNormAct2d
 
+pytestmark = pytest.mark.deep  # see tests/conftest.py
+
 
 def mobilenetv3(norm):
     """timm's names of it take no norm_layer=; its class does."""

@@ -85,7 +85,7 @@ def test_a_missing_package_is_named_before_anything_is_measured(monkeypatch):
 
 @pytest.mark.parametrize(
     "network",
-    [pytest.param(n, marks=[] if n.name in ("resnet18", "ViT-tiny") else pytest.mark.deep) for n in NETWORKS],
+    [pytest.param(n, marks=[] if n.name == "resnet18" else pytest.mark.deep) for n in NETWORKS],
     ids=lambda network: network.name,
 )
 def test_every_network_takes_one_small_image_and_is_converted(network):

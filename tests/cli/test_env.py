@@ -67,6 +67,7 @@ def test_the_version(capsys):
     assert run(capsys, "--version") == (0, f"normkit {metadata.version('normkit')}\n", "")
 
 
+@pytest.mark.deep
 def test_it_runs_where_there_is_no_fcntl():
     """As on Windows, whose Python has no such module."""
     code = "import sys; sys.modules['fcntl'] = None; from normkit.cli.app import main; main(['env'])"

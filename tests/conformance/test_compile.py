@@ -15,6 +15,8 @@ CLASSES = {case.name: str(case) for case in reversed(CASES)}
 
 # Of the first, the ordinary run takes an operator of ours; plain torch with a value that is held is for the deep one.
 MECHANISMS = {"BatchNorm2d"}
+# Of the second, one family for each kind of graph: one step, a correction, a ring of batches, matrices, groups, a gate.
+FAMILIES = {"BatchNorm", "BatchRenorm", "MovingBatchNorm", "WhitenedBatchNorm", "GroupNorm", "EvoNormB0"}
 
 
 def rows():
@@ -25,7 +27,8 @@ def rows():
             family = case.name.rstrip("123d")  # of one code for all ranks
             is_first = backend == "aot_eager" and family not in seen
             seen |= {family} if is_first else set()
-            is_ordinary = training and (is_first or (backend == "inductor" and str(case) in MECHANISMS))
+            is_mechanism = backend == "inductor" and str(case) in MECHANISMS
+            is_ordinary = training and ((is_first and family in FAMILIES) or is_mechanism)
             marks = () if is_ordinary else pytest.mark.deep
             yield pytest.param(case, training, backend, id=f"{case}-{mode}-{backend}", marks=marks)
 

@@ -94,7 +94,7 @@ def test_what_comes_with_nothing_gets_a_gradient_too(case, backend):
 
 @pytest.mark.parametrize(
     "case",
-    thinned([case for case in BATCH if not case.option], lambda case: case.name.startswith("BatchNorm")),
+    thinned([case for case in BATCH if not case.option], lambda case: case.name == "BatchNorm2d"),
     ids=str,
 )
 def test_compiled(case):
@@ -107,7 +107,10 @@ def test_compiled(case):
 
 @pytest.mark.parametrize(
     "layer",
-    [nk.LayerNorm(3), nk.RMSNorm(3), nk.GroupNorm(2, 4), nk.InstanceNorm1d(4), nk.BatchNorm1d(4).eval()],
+    thinned(
+        [nk.LayerNorm(3), nk.RMSNorm(3), nk.GroupNorm(2, 4), nk.InstanceNorm1d(4), nk.BatchNorm1d(4).eval()],
+        lambda layer: isinstance(layer, nk.LayerNorm),
+    ),
     ids=lambda layer: type(layer).__name__,
 )
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)

@@ -5,7 +5,7 @@ Conventions for the pages:
   `torch.manual_seed(0)`, with warnings as errors: a page imports and defines what it uses.
 - A block marked `text` directly after a `python` block is what that block prints. `...` stands for any text.
 - A page that needs a package which may be missing says `<!-- needs: timm -->` on a line of its own (several: commas),
-  and is skipped without it. Pages that need a package which is installed aside are for the deep run.
+  and is skipped without it. Pages that need a package which is installed aside, or long, are for the deep run.
 - Python that does not run has no other mark to hide under: shell commands are `bash`, output alone is `text`.
 """
 
@@ -21,10 +21,13 @@ from support.pages import NOTEBOOKS, PAGES, Block, blocks, name, needs, tokens
 
 WITH_CODE = [page for page in PAGES if page not in NOTEBOOKS and any(blocks(page))]
 ASIDE = frozenset({"opacus", "timm", "torchao"})  # see support/aside.py, which is not imported for nothing
+SLOW = frozenset({"docs/tutorials/ship-a-resnet.md", "docs/kernels.md", "docs/lab/index.md"})
 NOT_RUN = {"py", "python3", "pycon", "{code-block} python", "{doctest}"}
 
 
-@pytest.mark.parametrize("page", thinned(WITH_CODE, lambda page: ASIDE.isdisjoint(needs(page))), ids=name)
+@pytest.mark.parametrize(
+    "page", thinned(WITH_CODE, lambda page: ASIDE.isdisjoint(needs(page)) and name(page) not in SLOW), ids=name
+)
 def test_runs(page, namespace):
     if not ASIDE.isdisjoint(needs(page)):
         importlib.import_module("support.aside")

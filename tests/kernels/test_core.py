@@ -26,6 +26,7 @@ def test_the_environment_names_the_instruction_set():
     assert started_with("baseline").stdout == "baseline\n"
 
 
+@pytest.mark.deep
 @needs_core
 def test_an_instruction_set_that_does_not_exist_is_an_error_that_says_which_there_are():
     assert "must be avx512, avx2 or baseline" in started_with("sse9").stderr

@@ -159,6 +159,7 @@ def test_dynamic_sizes_need_one_graph(name):
     assert count.frame_count == 1
 
 
+@pytest.mark.deep
 def test_dynamic_sizes_in_inductor():
     build, shape = LAYERS["GroupNorm"]
     layer = randomize_(build(activation="relu"))
@@ -182,6 +183,7 @@ def test_state_over_steps_of_a_model():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.deep
 def test_statistics_that_the_graph_goes_on_to_write():
     """The backward of the first call needs what the second has replaced."""
 

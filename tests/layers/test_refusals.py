@@ -1,6 +1,7 @@
 """Tools that would change a layer of ours in silence, or cannot take it: the same function, or an error."""
 
 import copy
+import importlib
 import subprocess
 import sys
 
@@ -13,7 +14,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import normkit as nk
 from normkit.layers.refusals import OwnFunction
-from support import aside  # noqa: F401  # where timm is
 from support.cases import CASES, randomize_
 from support.depth import first_of_each
 from support.foreign_norms import BatchNormAct2d
@@ -24,6 +24,7 @@ torchs_converter = nn.SyncBatchNorm.convert_sync_batchnorm
 
 
 def timms_converter(model):
+    importlib.import_module("support.aside")  # where timm is
     from timm.layers import convert_sync_batchnorm
 
     return convert_sync_batchnorm(model)

@@ -147,7 +147,7 @@ def test_effective_rate():
     assert abs(found["8"]["radial"]) > 1e-4  # none does
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.deep), 0.9])
 def test_the_equilibrium_is_where_decay_and_gradients_balance(momentum):
     """A weight whose loss is indifferent to its scale, with gradients of one size: it must end where it says."""
     layer = nn.Linear(64, 64, bias=False)

@@ -160,6 +160,7 @@ def test_large_sets_are_trained_on_for_longer(monkeypatch):
     assert training_of().steps == TIMES * short
 
 
+@pytest.mark.deep
 def test_a_quick_trial_has_ten_crops_half_way_and_at_the_end(tmp_path):
     experiment = experiment_named("ensemble")
     trial = Trial("ensemble", experiment.arms("quick")[0], 0, "quick", "fashion-mini")

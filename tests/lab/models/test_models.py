@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from normkit.lab.models import MODELS
+from support.depth import thinned
 from support.model_cases import CASES, IDS, LARGE, PAIRS, build, randomize_
 
 
@@ -94,7 +95,11 @@ def test_copies_are_independent(case):
 EXPORTED = ("sigmoid-mlp", "small-inception", "resnet v1", "resnet preact", "vgg", "dcgan generator")
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if str(case) in EXPORTED], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    thinned([case for case in CASES if str(case) in EXPORTED], lambda case: str(case) == "small-inception"),
+    ids=str,
+)
 def test_torch_export(case):
     model, x = randomize_(build(case)).eval(), case.input()
     program = torch.export.export(model, (x,)).module()

@@ -99,7 +99,7 @@ def test_a_faithful_program_passes(norm, decomposed):
 
 
 @NORMS
-@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize("dynamo", thinned([True, False], lambda dynamo: not dynamo), ids=["dynamo", "torchscript"])
 def test_a_faithful_onnx_file_passes(norm, dynamo, tmp_path):
     model, x = Net(norm).eval(), image()
     check = check_export(to_onnx(model, x, tmp_path / "net.onnx", dynamo), model, x)
@@ -156,7 +156,7 @@ def test_an_onnx_file_in_training_mode_is_found(tmp_path):
     assert codes(check)[:2] == [("NK501", "bn1"), ("NK501", "bn2")]
 
 
-@pytest.mark.parametrize("form", ["program", "dynamo", "torchscript"])
+@pytest.mark.parametrize("form", thinned(["program", "dynamo", "torchscript"], lambda form: form != "dynamo"))
 def test_another_eps_or_momentum_is_found(form, tmp_path):
     model, x = Net().eval(), image()
     other = copy.deepcopy(model)
@@ -177,7 +177,7 @@ def test_another_eps_or_momentum_is_found(form, tmp_path):
     assert codes(check)[-1] == ("NK504", None)
 
 
-@pytest.mark.parametrize("form", ["program", "dynamo"])
+@pytest.mark.parametrize("form", thinned(["program", "dynamo"], lambda form: form != "dynamo"))
 def test_other_weights_are_found(form, tmp_path):
     model, x = Net().eval(), image()
     stale = Net().eval()
@@ -285,6 +285,7 @@ def test_a_shared_norm_is_one_layer():
     assert not check.skipped
 
 
+@pytest.mark.deep
 def test_signatures_and_nested_outputs(tmp_path):
     class Two(nn.Module):
         def __init__(self):

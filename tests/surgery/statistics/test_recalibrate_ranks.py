@@ -61,6 +61,7 @@ def check_roll_back(rank, world):
     assert same_on_all_ranks(found.model)
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not distributed.is_available(), reason="this build of torch has no processes to speak to")
 def test_all_ranks_store_the_statistics_of_all_ranks(tmp_path):
     run_ranks(check_population, WORLD, tmp_path)
