@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import inspect
 import subprocess
 import sys
 
@@ -27,7 +28,7 @@ def timms_converter(model):
     importlib.import_module("support.aside")  # where timm is
     from timm.layers import convert_sync_batchnorm
 
-    return convert_sync_batchnorm(model)
+    return inspect.unwrap(convert_sync_batchnorm)(model)  # timm's own, also where normkit.timm has been imported
 
 
 def lightnings_converter(model):
