@@ -68,7 +68,7 @@ def test_it(assert_healthy):
 def test_the_fixture_is_there_in_a_run_of_pytest(tmp_path):
     for name, momentum in (("good", 0.1), ("bad", 0.99)):
         (tmp_path / f"test_{name}.py").write_text(TESTS.format(momentum=momentum))
-    done = run("-m", "pytest", "-p", "pytest_normkit", "-p", "no:randomly", "-q", str(tmp_path), cwd=tmp_path)
+    done = run("-m", "pytest", "-p", "no:randomly", "-q", str(tmp_path), cwd=tmp_path)
     assert "1 failed, 1 passed" in done.stdout
     assert "AssertionError: Sequential is not healthy:" in done.stdout
     assert "warning: NK104 inverted-momentum: 1: " in done.stdout
