@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from normkit import layers
-from normkit.activations import ActivationName
+from normkit.activations import MODULES, ActivationName
 from normkit.bench import published
 from normkit.bench.case import EAGER, OUR_BATCH_NORM, OURS, PUBLISHED, UNMASKED
 from normkit.bench.layer_case import Contestants
@@ -17,14 +18,7 @@ from normkit.bench.layer_case import Contestants
 Shape = tuple[int, ...]
 Build = Callable[[], nn.Module]
 
-TORCH_ACTIVATIONS: dict[ActivationName, Build] = {
-    "relu": nn.ReLU,
-    "leaky_relu": nn.LeakyReLU,
-    "silu": nn.SiLU,
-    "gelu": nn.GELU,
-    "sigmoid": nn.Sigmoid,
-    "tanh": nn.Tanh,
-}
+TORCH_ACTIVATIONS = {name: MODULES[name] for name in get_args(ActivationName)}
 _BATCH_NORMS = {
     2: (layers.BatchNorm1d, nn.BatchNorm1d),
     3: (layers.BatchNorm1d, nn.BatchNorm1d),
