@@ -204,7 +204,7 @@ def test_arms_are_what_their_settings_say():
         convolutions = [m for m in training.model.modules() if isinstance(m, nn.Conv2d)]
         assert {conv.bias is None for conv in convolutions} == {name != "plain"}
         weights.append([conv.weight for conv in convolutions])
-    assert list(ARMS) == ["plain", "bn", "l1", "l2", "linf"]
+    assert list(ARMS) == ["linf", "l2", "l1", "bn", "plain"]
     for other in weights[1:]:
         assert all(torch.equal(a, b) for a, b in zip(weights[0], other, strict=True))
 
@@ -215,7 +215,7 @@ def test_a_quick_trial(norm, tmp_path):
     run_trial(EXPERIMENT, trial, RunOptions(tmp_path), lambda *step: None)
     run = read_run(tmp_path)
     (ended,) = run.trials
-    assert ended.series("accuracy")[0] == [0, 6, 12]
+    assert ended.series("accuracy")[0] == [0, 6, 9, 12]
     losses = ended.series("loss")[1]
     assert losses[-1] < losses[0]
     assert EXPERIMENT.findings(run).outcome == "unclear"
