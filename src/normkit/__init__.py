@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from normkit.surgery.checkpoint.file import CheckpointError
     from normkit.surgery.checkpoint.manifest import manifest
     from normkit.surgery.fold import fold
+    from normkit.surgery.merge import merge
     from normkit.surgery.no_updates import no_updates
+    from normkit.surgery.parameter_groups import ParameterGroups, parameter_groups
     from normkit.surgery.replace.convert import convert
     from normkit.surgery.replace.freeze import freeze, unfreeze
     from normkit.surgery.replace.norm_layer import norm_layer
     from normkit.surgery.result import Change, Parity, Surgery
+    from normkit.surgery.split_state import split_state
     from normkit.surgery.statistics.adapt import adapt
     from normkit.surgery.statistics.recalibrate import recalibrate
 
@@ -59,6 +62,7 @@ __all__ = [
     "NormSpec",
     "NormkitError",
     "NormkitWarning",
+    "ParameterGroups",
     "Parity",
     "Recorder",
     "ShapeError",
@@ -77,13 +81,16 @@ __all__ = [
     "layers",
     "load",
     "manifest",
+    "merge",
     "no_updates",
     "norm_layer",
+    "parameter_groups",
     "population",
     "probes",
     "recalibrate",
     "save",
     "scale_shift",
+    "split_state",
     "unfreeze",
     "watch",
 ]

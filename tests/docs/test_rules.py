@@ -1,7 +1,12 @@
 """Every rule of the doctor has a page, whose text is the rule's docstring."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+import normkit as nk
+from normkit import doctor
 from normkit.doctor import RULES
 from rule_markdown import rule_as_markdown, rules_as_markdown
 from support.pages import ROOT
@@ -33,3 +38,10 @@ def test_the_list_of_the_folder_has_all_pages():
     index = (FOLDER / "index.md").read_text()
     assert "```{rules}" in index
     assert ":glob:" in index
+
+
+def test_what_a_remedy_calls_is_there():
+    sources = [path.read_text() for path in Path(doctor.__file__).parent.rglob("*.py")]
+    called = {name for source in sources for name in re.findall(r"\bnk\.([a-z_]+)", source)}
+    assert {"recalibrate", "convert"} < called
+    assert [name for name in sorted(called) if not hasattr(nk, name)] == []

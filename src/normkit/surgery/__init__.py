@@ -6,11 +6,14 @@ from normkit.surgery.checkpoint.differences import MismatchError
 from normkit.surgery.checkpoint.file import CheckpointError
 from normkit.surgery.checkpoint.manifest import manifest
 from normkit.surgery.fold import fold
+from normkit.surgery.merge import merge
 from normkit.surgery.no_updates import no_updates
+from normkit.surgery.parameter_groups import ParameterGroups, parameter_groups
 from normkit.surgery.replace.convert import convert
 from normkit.surgery.replace.freeze import freeze, unfreeze
 from normkit.surgery.replace.norm_layer import norm_layer
 from normkit.surgery.result import Change, Parity, Surgery
+from normkit.surgery.split_state import split_state
 from normkit.surgery.statistics.adapt import adapt
 from normkit.surgery.statistics.recalibrate import recalibrate
 
@@ -19,6 +22,7 @@ __all__ = [
     "CheckpointError",
     "ExportCheck",
     "MismatchError",
+    "ParameterGroups",
     "Parity",
     "Surgery",
     "adapt",
@@ -28,9 +32,12 @@ __all__ = [
     "freeze",
     "load",
     "manifest",
+    "merge",
     "no_updates",
     "norm_layer",
+    "parameter_groups",
     "recalibrate",
     "save",
+    "split_state",
     "unfreeze",
 ]

@@ -32,6 +32,6 @@ def padding_in_statistics(evidence: Evidence) -> Iterator[Finding]:
             padding_in_statistics,
             norm.name,
             f"{padded:.0%} of the positions that its statistics are taken of are padding.",
-            "nk.convert(model, to='batch'), and layer(x, mask=mask) or with nk.masked(model, mask): ...",
+            "nk.convert(model, to='batch'), and layer(x, mask=mask)",
             padded=padded,
         )
