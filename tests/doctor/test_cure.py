@@ -11,7 +11,6 @@ from torch.nn import functional as F
 import normkit as nk
 from normkit.doctor.diagnosis import Diagnosis, Patient
 from normkit.doctor.remedies import REMEDIES
-from normkit.finding import Finding
 from normkit.surgery.result import Surgery
 from support import diagnoses
 from support.case import randomize_
@@ -248,13 +247,3 @@ def test_it_says_what_each_remedy_did():
 def test_only_statistics_have_several_remedies():
     codes = [code for remedy in REMEDIES for code in remedy.codes]
     assert {code for code in codes if codes.count(code) > 1} == {"NK101", "NK102", "NK103", "NK104"}
-
-
-def test_any_gain_is_enough_for_all_layers_where_the_whole_model_was_changed():
-    remedy = next(remedy for remedy in REMEDIES if remedy.least_gain)
-
-    def least(cause):
-        return remedy.least_gain_for([Finding("NK102", "stale-statistics", "error", "1", "", {"cause": cause})])
-
-    assert least("pruning") == least("averaged-weights") == 0
-    assert least("other-statistics") == least(None) == remedy.least_gain

@@ -123,7 +123,7 @@ class _Work:
         try:
             changes = remedy.apply(model, found, self._patient)
             after = None if self._measured is None or not changes else self._measured(model)
-            why = self._objection(remedy.least_gain_for(found), after) if changes else ""
+            why = self._objection(remedy, after) if changes else ""
         except NormkitError as error:
             changes, why = [], str(error)
             if any(why == reason for _, reason in self.failed):  # an earlier remedy has failed in the same way
@@ -149,15 +149,15 @@ class _Work:
         self.cured += [finding for finding in found if finding.layer in names]
         self._level = level
 
-    def _objection(self, least_gain: float, after: float | None) -> str:
+    def _objection(self, remedy: Remedy, after: float | None) -> str:
         """Why a remedy is taken back; empty if it is not."""
         first, before = self._first, self._level
         if first is None or before is None or after is None:
-            return "what it gains cannot be measured" if least_gain else ""
+            return "what it gains cannot be measured" if remedy.least_gain else ""
         moved = f"{cell_text(before)} before, {cell_text(after)} after"
         if (math.isnan(after) and not math.isnan(before)) or after > before + _ROUNDING * abs(before):
             return f"it made the measure worse: {moved}"
-        if least_gain and not before - after > least_gain * (first - after):
+        if remedy.least_gain and not before - after > remedy.least_gain * (first - after):
             return f"it gains too little: {moved}"
         return ""
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from normkit.doctor.evidence.cause import WHOLE_MODEL, CauseName
 from normkit.errors import NormkitWarning
 from normkit.finding import Finding
 from normkit.named_layers import named_layers
@@ -35,18 +34,12 @@ class Remedy(NamedTuple):
         what: what it does.
         apply: changes a model in place for these findings, and says what it changed.
         least_gain: the part of all that can be gained that it must bring in order to be kept.
-        excused: causes of findings for which any gain is enough.
     """
 
     codes: tuple[str, ...]
     what: str
     apply: Callable[[nn.Module, Sequence[Finding], Patient], Sequence[Change]]
     least_gain: float = 0.0
-    excused: frozenset[CauseName] = frozenset()
-
-    def least_gain_for(self, found: Sequence[Finding]) -> float:
-        """What it must gain when it is applied for these findings."""
-        return 0.0 if any(one.evidence.get("cause") in self.excused for one in found) else self.least_gain
 
 
 def _named_recalibrated(model: nn.Module, found: Sequence[Finding], patient: Patient) -> Sequence[Change]:
@@ -108,13 +101,7 @@ def _layers_of(model: nn.Module, found: Sequence[Finding]) -> Iterator[tuple[str
 # In this order: a freeze keeps the statistics that were put right before it.
 REMEDIES = (
     Remedy(_STATISTICS, "statistics of the layers named taken from the batches again", _named_recalibrated),
-    Remedy(
-        _STATISTICS,
-        "statistics of all layers taken from the batches again",
-        _all_recalibrated,
-        least_gain=0.05,
-        excused=WHOLE_MODEL,
-    ),
+    Remedy(_STATISTICS, "statistics of all layers taken from the batches again", _all_recalibrated, least_gain=0.05),
     Remedy(("NK104",), "momentum turned round", _momentum_turned),
     Remedy(("NK202", "NK203"), "freeze completed", _freeze_completed),
 )

@@ -18,10 +18,6 @@ _MOST = 0.4  # the part of the layers that are off when weights are others than 
 _SCALED = 0.2  # by how much channels may disagree about the factor, relative to it
 
 
-# Causes that touch the weights of the whole model, and with them the statistics of all its layers.
-WHOLE_MODEL: frozenset[CauseName] = frozenset({"pruning", "averaged-weights"})
-
-
 class Cause(NamedTuple):
     """The likely cause, by a name for programs and in words."""
 
