@@ -35,7 +35,7 @@ class Setting(NamedTuple):
 
     side: int = 64
     batch: int = 16
-    steps: int = 40
+    steps: int = 60
 
 
 WHOLE = Setting(side=224, batch=8)  # a pooling of 7x7 at the end takes no smaller pictures
@@ -54,7 +54,6 @@ SETTINGS = {
     # transformers
     **dict.fromkeys(("ResNetForImageClassification", "RegNetModel", "LevitModel", "MobileViTModel"), Setting()),
     **dict.fromkeys(("SegformerForSemanticSegmentation", "PatchTSTModel"), Setting()),
-    **dict.fromkeys(("MobileNetV1Model", "MobileNetV2Model", "EfficientNetModel"), Setting()),
     # timm
     **dict.fromkeys(("timm:resnet10t", "timm:resnet18", "timm:regnetx_002", "timm:regnety_002"), Setting()),
     **dict.fromkeys(
