@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import normkit as nk
@@ -237,3 +238,21 @@ def test_findings_are_sorted_by_what_they_cost():
     assert len(shares) == 2
     assert shares == sorted(shares, reverse=True)
     assert {one.code for one in found} >= {"NK102", "NK301"}
+
+
+@pytest.mark.parametrize("how", ["wrapped", "no affine", "own affine", "new"])
+def test_the_cause_of_untrained_statistics_is_named_where_something_shows_it(how):
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8, affine=how != "no affine"), nn.Linear(8, 8), nn.BatchNorm1d(8)
+    )
+    if how in ("no affine", "own affine"):  # the weights of a training, without its buffers
+        with torch.no_grad():
+            model[3].weight.add_(0.1)
+            if how == "own affine":
+                model[1].bias.add_(0.1)
+    name, examined_model = ("module.1", AveragedModel(model)) if how == "wrapped" else ("1", model)
+    found = nk.examine(examined_model.eval(), [torch.randn(16, 6) for _ in range(3)], select="NK101").findings
+    (one,) = (each for each in found if each.layer == name)
+    causes = {"wrapped": "averaged-weights", "new": None}
+    assert one.evidence["cause"] == causes.get(how, "buffers-left-out")
+    assert ("EMA or SWA" in one.message) is (how != "new")

@@ -15,8 +15,10 @@ LARGE = 224  # pixels: pictures of that side and more are made smaller, to be do
 
 
 def pooled(output):
-    """The first output as (N, classes)."""
+    """The first output as (N, classes): of maps (N, C, ...) the mean over positions, of sequences (N, L, C) as well."""
     first = outputs_of(output)[0].float()
+    if first.dim() == 3:
+        return first.mean(1)
     return first if first.dim() == 2 else first.flatten(2).mean(2)
 
 
@@ -49,14 +51,27 @@ def forward_for(architecture):
     return forward
 
 
-def trained(architecture, batches, steps=60, rate=0.01):
-    """The network after some steps, and its optimizer."""
+def begun(architecture, rate=0.01):
+    """The network in training mode, and its optimizer."""
     torch.manual_seed(0)
-    model, forward = architecture.build().train(), forward_for(architecture)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
+    model = architecture.build().train()
+    return model, torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
+
+
+def train(architecture, model, optimizer, batches, steps=60):
+    """An ordinary loop, at a rate that falls to 0: at a constant one, weights soon leave statistics behind."""
+    forward = forward_for(architecture)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
     for step in range(steps):
         batch = batches[step % len(batches)]
         optimizer.zero_grad()
         loss(forward(model, batch), batch[1]).backward()
         optimizer.step()
+        schedule.step()
+
+
+def trained(architecture, batches, steps=60, rate=0.01):
+    """The network after some steps, and its optimizer."""
+    model, optimizer = begun(architecture, rate)
+    train(architecture, model, optimizer, batches, steps)
     return model, optimizer

@@ -58,9 +58,8 @@ def _masked(evidence: Evidence, weights: list[Tensor]) -> list[Tensor]:
 
 def _averaged(evidence: Evidence, is_shared: bool) -> Cause | None:
     distances = [known.distance for _, known in evidence.stored if known.distance is not None]
-    is_wrapped = any(name.rpartition(".")[2] == "n_averaged" for name, _ in evidence.model.named_buffers())
     off = sum(distance > _OFF for distance in distances)
-    if not is_wrapped and not is_shared and (off < 2 or off < _MOST * len(distances)):
+    if not is_averaging(evidence) and not is_shared and (off < 2 or off < _MOST * len(distances)):
         return None
     how_many = "many layers are a little off" if is_shared else f"{off} of {len(distances)} layers are off"
     words = (
@@ -68,6 +67,11 @@ def _averaged(evidence: Evidence, is_shared: bool) -> Cause | None:
         "with, as of EMA or SWA (averaged weights, with buffers that were not averaged), quantization or fine-tuning"
     )
     return Cause("averaged-weights", words)
+
+
+def is_averaging(evidence: Evidence) -> bool:
+    """Whether the model is torch's AveragedModel, or has one in it."""
+    return any(name.rpartition(".")[2] == "n_averaged" for name, _ in evidence.model.named_buffers())
 
 
 def _shifted(evidence: Evidence, known: LayerStatistics) -> Cause | None:
