@@ -41,6 +41,7 @@ class Architecture:
         torch.manual_seed(0)
         model = self.build().train()
         norms = [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.momentum = None
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -49,7 +50,8 @@ class Architecture:
             outputs = [t for t in tensors_in(feed(model, self.example(seed=step))) if t.requires_grad]
             sum(t.float().square().mean() for t in outputs).backward()
             optimizer.step()
-        for norm in norms:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
             if norm.affine:
                 with torch.no_grad():
                     norm.weight.mul_(torch.rand_like(norm.weight) + 0.5)
@@ -238,5 +240,52 @@ ARCHITECTURES = [
         num_hidden_layers=2,
         num_attention_heads=2,
         norm_type="batchnorm",
+    ),
+]
+
+# Networks whose norms are, for the most part, of an example: group, instance and layer norms.
+OF_OTHER_NORMS = [
+    _monai("BasicUNetPlusPlus", (1, 32, 32), spatial_dims=2, features=(8, 8, 16, 32, 32, 8)),
+    _monai("MedNeXt", (1, 32, 32), spatial_dims=2, init_filters=8, kernel_size=3),
+    _monai(
+        "UNETR",
+        (1, 32, 32),
+        spatial_dims=2,
+        in_channels=1,
+        out_channels=2,
+        img_size=32,
+        feature_size=8,
+        hidden_size=32,
+        mlp_dim=64,
+        num_heads=4,
+    ),
+    _hf("BitModel", "BitConfig", embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1]),
+    _hf("ConvNextModel", "ConvNextConfig", hidden_sizes=[8, 16, 32, 64], depths=[1, 1, 1, 1]),
+    _hf("CvtModel", "CvtConfig", embed_dim=[16, 32, 64], num_heads=[1, 2, 4], depth=[1, 1, 1]),
+    _hf("PoolFormerModel", "PoolFormerConfig", hidden_sizes=[8, 16, 32, 64], depths=[1, 1, 1, 1]),
+    _hf("SwinModel", "SwinConfig", image_size=64, window_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 4]),
+    _hf(
+        "ViTModel",
+        "ViTConfig",
+        image_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    ),
+    _hf(
+        "Wav2Vec2Model",
+        "Wav2Vec2Config",
+        shape=(1600,),
+        key="input_values",
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        conv_dim=(16, 16, 16, 16),
+        conv_stride=(5, 2, 2, 2),
+        conv_kernel=(10, 3, 3, 3),
+        num_conv_pos_embedding_groups=4,
+        mask_time_prob=0.0,
     ),
 ]
