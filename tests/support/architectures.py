@@ -32,7 +32,7 @@ class Architecture:
         noise = torch.randn(batch, *self.shape, generator=torch.Generator().manual_seed(seed))
         return noise if self.key is None else {self.key: noise}
 
-    def trained(self, steps: int = 3) -> nn.Module:
+    def trained(self, steps: int = 3, rate: float = 1e-3) -> nn.Module:
         """The network in evaluation, after some steps on noise, with every gamma and beta moved besides.
 
         Statistics are averaged over the steps: three steps of a moving average would leave them near their defaults,
@@ -44,7 +44,7 @@ class Architecture:
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.momentum = None
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         for step in range(steps):
             optimizer.zero_grad()
             outputs = [t for t in tensors_in(feed(model, self.example(seed=step))) if t.requires_grad]
@@ -247,21 +247,10 @@ ARCHITECTURES = [
 OF_OTHER_NORMS = [
     _monai("BasicUNetPlusPlus", (1, 32, 32), spatial_dims=2, features=(8, 8, 16, 32, 32, 8)),
     _monai("MedNeXt", (1, 32, 32), spatial_dims=2, init_filters=8, kernel_size=3),
-    _monai(
-        "UNETR",
-        (1, 32, 32),
-        spatial_dims=2,
-        in_channels=1,
-        out_channels=2,
-        img_size=32,
-        feature_size=8,
-        hidden_size=32,
-        mlp_dim=64,
-        num_heads=4,
-    ),
-    _hf("BitModel", "BitConfig", embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1]),
+    _monai("SegResNetDS", (1, 32, 32), spatial_dims=2, init_filters=8, norm=("instance", {"affine": True})),
+    _hf("BitModel", "BitConfig", embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1], num_groups=4),
     _hf("ConvNextModel", "ConvNextConfig", hidden_sizes=[8, 16, 32, 64], depths=[1, 1, 1, 1]),
-    _hf("CvtModel", "CvtConfig", embed_dim=[16, 32, 64], num_heads=[1, 2, 4], depth=[1, 1, 1]),
+    _hf("CvtModel", "CvtConfig", embed_dim=[16, 32, 64], num_heads=[1, 2, 4], depth=[1, 2, 3]),
     _hf("PoolFormerModel", "PoolFormerConfig", hidden_sizes=[8, 16, 32, 64], depths=[1, 1, 1, 1]),
     _hf("SwinModel", "SwinConfig", image_size=64, window_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 4]),
     _hf(
