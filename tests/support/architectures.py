@@ -32,7 +32,7 @@ class Architecture:
         noise = torch.randn(batch, *self.shape, generator=torch.Generator().manual_seed(seed))
         return noise if self.key is None else {self.key: noise}
 
-    def trained(self, steps: int = 3) -> nn.Module:
+    def trained(self, steps: int = 3, rate: float = 1e-3) -> nn.Module:
         """The network in evaluation, after some steps on noise, with every gamma and beta moved besides.
 
         Statistics are averaged over the steps: three steps of a moving average would leave them near their defaults,
@@ -41,15 +41,17 @@ class Architecture:
         torch.manual_seed(0)
         model = self.build().train()
         norms = [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.momentum = None
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         for step in range(steps):
             optimizer.zero_grad()
             outputs = [t for t in tensors_in(feed(model, self.example(seed=step))) if t.requires_grad]
             sum(t.float().square().mean() for t in outputs).backward()
             optimizer.step()
-        for norm in norms:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
             if norm.affine:
                 with torch.no_grad():
                     norm.weight.mul_(torch.rand_like(norm.weight) + 0.5)
@@ -238,5 +240,41 @@ ARCHITECTURES = [
         num_hidden_layers=2,
         num_attention_heads=2,
         norm_type="batchnorm",
+    ),
+]
+
+# Networks whose norms are, for the most part, of an example: group, instance and layer norms.
+OF_OTHER_NORMS = [
+    _monai("BasicUNetPlusPlus", (1, 32, 32), spatial_dims=2, features=(8, 8, 16, 32, 32, 8)),
+    _monai("MedNeXt", (1, 32, 32), spatial_dims=2, init_filters=8, kernel_size=3),
+    _monai("SegResNetDS", (1, 32, 32), spatial_dims=2, init_filters=8, norm=("instance", {"affine": True})),
+    _hf("BitModel", "BitConfig", embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1], num_groups=4),
+    _hf("ConvNextModel", "ConvNextConfig", hidden_sizes=[8, 16, 32, 64], depths=[1, 1, 1, 1]),
+    _hf("CvtModel", "CvtConfig", embed_dim=[16, 32, 64], num_heads=[1, 2, 4], depth=[1, 2, 3]),
+    _hf("PoolFormerModel", "PoolFormerConfig", hidden_sizes=[8, 16, 32, 64], depths=[1, 1, 1, 1]),
+    _hf("SwinModel", "SwinConfig", image_size=64, window_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 4]),
+    _hf(
+        "ViTModel",
+        "ViTConfig",
+        image_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    ),
+    _hf(
+        "Wav2Vec2Model",
+        "Wav2Vec2Config",
+        shape=(1600,),
+        key="input_values",
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        conv_dim=(16, 16, 16, 16),
+        conv_stride=(5, 2, 2, 2),
+        conv_kernel=(10, 3, 3, 3),
+        num_conv_pos_embedding_groups=4,
+        mask_time_prob=0.0,
     ),
 ]

@@ -25,13 +25,13 @@ _SMALL = {
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A class of transformers, its configuration, and how many of its gammas can be moved and cannot."""
+    """A class of transformers, its configuration, and, where it is folded, how many gammas can be moved and cannot."""
 
     name: str
     config: str
     options: dict[str, Any]
-    moved: int
-    left: int
+    moved: int | None = None
+    left: int | None = None
 
     def build(self) -> nn.Module:
         transformers = importlib.import_module("transformers")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from normkit.surgery.fold import fold
-from support.architectures import ARCHITECTURES, wide
+from support.architectures import ARCHITECTURES, OF_OTHER_NORMS, wide
 
 QUICK = [architecture for architecture in ARCHITECTURES if architecture.quick]
 
@@ -32,9 +32,10 @@ def test_folded_networks_compute_the_same(architecture):
 
 def test_every_network_is_in_its_package_under_a_name_of_its_own():
     """Also those that only the benchmark builds, and whose absence it would report after hours."""
-    names = [architecture.name for architecture in ARCHITECTURES]
+    every = [*ARCHITECTURES, *OF_OTHER_NORMS]
+    names = [architecture.name for architecture in every]
     assert sorted(set(names)) == sorted(names)
-    installed = [a for a in ARCHITECTURES if importlib.util.find_spec(a.package) is not None]
+    installed = [a for a in every if importlib.util.find_spec(a.package) is not None]
     if not installed:
         pytest.skip("none of the packages is installed")
     assert [a.name for a in installed if not hasattr(importlib.import_module(a.home), a.name)] == []

@@ -15,11 +15,15 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_layer_norms_become_ours_and_come_back(name):
+@pytest.fixture
+def timm():
     from support import aside  # noqa: F401  # where timm is
 
-    timm = pytest.importorskip("timm")
+    return pytest.importorskip("timm")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_layer_norms_become_ours_and_come_back(timm, name):
     options, taken, of_maps = NETWORKS[name]
     model, x = randomized(timm.create_model(name, **options)).eval(), torch.randn(2, 3, 32, 32)
     before = picture(model)
@@ -28,4 +32,25 @@ def test_layer_norms_become_ours_and_come_back(name):
     assert all("second dimension" in skipped.why for skipped in done.skipped)
     assert done.parity.max_rel <= 1e-5
     assert done.undo() is model
+    assert same_picture(before, picture(model))
+
+
+def test_group_norms_that_end_in_an_activation(timm):
+    model, x = randomized(timm.create_model("test_efficientnet_gn")).eval(), torch.randn(2, 3, 64, 64)
+    before = picture(model)
+    done = nk.convert(model, "group", x, inplace=True)
+    assert (len(done.changed), done.skipped) == (13, [])
+    assert done.parity.max_rel <= 1e-5
+    done.undo()
+    assert same_picture(before, picture(model))
+
+
+@pytest.mark.parametrize("kind", ["batch", "evo-s0"])
+def test_evo_norms_of_others_are_named(timm, kind):
+    model = randomized(timm.create_model("test_efficientnet_evos")).eval()
+    before = picture(model)
+    done = nk.convert(model, kind, inplace=True)
+    assert not done.changed
+    assert {skipped.why for skipped in done.skipped} == {"is not a norm we know"}
+    assert {skipped.what for skipped in done.skipped} == {"EvoNorm2dS0"}
     assert same_picture(before, picture(model))
