@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "sanitized"
 DRIVER = ROOT / "tests" / "support" / "sanitized_driver.py"
 INSTRUCTION_SETS = runnable()
+RUNS_AVX512 = "ON" if "avx512" in INSTRUCTION_SETS else "OFF"
 
 
 BUILDING = 840  # seconds, less than a test's own deadline: nine minutes of processors, which other tests keep busy too
@@ -59,7 +60,7 @@ def find_runtimes(compiler):
 
 def key_of(compiler):
     """What a build depends on, as a name."""
-    digest = hashlib.sha256(run(compiler, "--version").stdout.encode() + sys.version.encode())
+    digest = hashlib.sha256(f"{run(compiler, '--version').stdout}{sys.version}{RUNS_AVX512}".encode())
     for source in (ROOT / "CMakeLists.txt", *sorted(p for p in (ROOT / "csrc").rglob("*") if p.is_file())):
         digest.update(source.relative_to(ROOT).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
@@ -69,6 +70,7 @@ def build(cmake, compiler, into):
     with tempfile.TemporaryDirectory(dir=CACHE) as tree:
         settings = [
             "-DNORMKIT_SANITIZE=ON",
+            f"-DNORMKIT_SANITIZE_AVX512={RUNS_AVX512}",
             f"-DCMAKE_CXX_COMPILER={compiler}",
             f"-DPython_EXECUTABLE={sys.executable}",
         ]
