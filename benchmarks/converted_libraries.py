@@ -38,7 +38,7 @@ from normkit.surgery.replace.targets import TARGETS
 from support import aside  # noqa: F401  # where timm is
 from support.architectures import ARCHITECTURES, OF_OTHER_NORMS, Architecture, wide
 from support.foreign_norms import picture, same_picture
-from support.language_models import LANGUAGE_MODELS, LanguageModel
+from support.language_models import LANGUAGE_MODELS, SMALL, LanguageModel
 
 # Networks of timm by the side of their images: with plain batch norms, with an activation inside, and with group,
 # layer, RMS and filter response norms and EvoNorms, of maps and of tokens.
@@ -68,16 +68,7 @@ PYTORCHCV = (
     *("enet_cityscapes",),
 )
 # More language models, beside those whose gammas the tests fold.
-TEXT = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "pad_token_id": 0,
-}
+TEXT = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}  # which not all of them have
 TRANSFORMERS = {
     "BertModel": "BertConfig",
     "ModernBertModel": "ModernBertConfig",

@@ -11,7 +11,7 @@ from torch import nn
 
 from support.case import randomize_
 
-_SMALL = {
+SMALL = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -48,7 +48,7 @@ class LanguageModel:
 
 
 def _of(name: str, config: str, moved: int, left: int, **options: Any) -> LanguageModel:
-    return LanguageModel(name, config, {**_SMALL, **options}, moved, left)
+    return LanguageModel(name, config, {**SMALL, **options}, moved, left)
 
 
 LANGUAGE_MODELS: list[LanguageModel] = [

@@ -158,11 +158,11 @@ def seen(pain, is_faulty=True, examine=nk.examine):
 
 
 def is_named(pain, found):
-    """Whether the fault is among what was seen: with its code, in its layers and nowhere else, with its cause."""
+    """Whether the fault is among what was seen: with its code, in its layers and nowhere else, each with its cause."""
     mine = [one for one in found if one.code == pain.code]
     layers = {one.layer for one in mine}
-    is_there = bool(mine) and layers <= pain.layers if pain.is_spotty else layers == pain.layers
-    return is_there and any(pain.cause in one.words for one in mine)
+    is_there = bool(layers) and layers <= pain.layers if pain.is_spotty else layers == pain.layers
+    return is_there and layers == {one.layer for one in mine if pain.cause in one.words}
 
 
 def pain(row, name, code, cause, layers=None, wirings=WIRINGS, is_spotty=False):

@@ -8,10 +8,7 @@ import torch
 from torch import nn
 
 import normkit as nk
-from support.architectures import ARCHITECTURES
-from support.language_models import LANGUAGE_MODELS
-
-QUICK = [architecture for architecture in ARCHITECTURES if architecture.quick]
+from support.networks import built_by_others
 
 
 def groups_of(groups):
@@ -148,21 +145,9 @@ def test_a_norm_that_nobody_knows_is_one_by_its_name():
     assert exempt(nk.parameter_groups(nn.Sequential(GlobalResponseNorm()))) == {"0.gamma"}
 
 
-@pytest.mark.parametrize("architecture", QUICK, ids=lambda one: one.name)
-def test_networks_of_others(architecture):
-    must_agree_with_types(architecture.build())
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if not a.quick], ids=lambda one: one.name)
-def test_more_networks_of_others(architecture):
-    must_agree_with_types(architecture.build())
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("language_model", LANGUAGE_MODELS, ids=lambda one: one.name)
-def test_language_models_of_others(language_model):
-    must_agree_with_types(language_model.build())
+@built_by_others
+def test_networks_of_others(build):
+    must_agree_with_types(build())
 
 
 def must_agree_with_types(model):

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import normkit as nk
-from support.architectures import ARCHITECTURES
-from support.language_models import LANGUAGE_MODELS
+from support.networks import built_by_others
 
 
 def test_the_parts_are_the_whole():
@@ -60,21 +59,9 @@ def must_agree_with_types(model):
     assert norms.keys() | rest.keys() == model.state_dict().keys()
 
 
-@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a.quick], ids=lambda one: one.name)
-def test_networks_of_others(architecture):
-    must_agree_with_types(architecture.build())
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if not a.quick], ids=lambda one: one.name)
-def test_more_networks_of_others(architecture):
-    must_agree_with_types(architecture.build())
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("language_model", LANGUAGE_MODELS, ids=lambda one: one.name)
-def test_language_models_of_others(language_model):
-    must_agree_with_types(language_model.build())
+@built_by_others
+def test_networks_of_others(build):
+    must_agree_with_types(build())
 
 
 def test_names_do_not_matter():
