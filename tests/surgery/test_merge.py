@@ -144,6 +144,18 @@ def test_types_stay(dtype):
     assert torch.equal(merged["index"], torch.tensor([1, 2]))
 
 
+def test_a_norm_with_two_names_is_merged_under_both():
+    def sharing(seed):
+        torch.manual_seed(seed)
+        norm = randomize_(nn.BatchNorm1d(3))
+        return nn.Sequential(norm, nn.ReLU(), norm)
+
+    one, two = sharing(0), sharing(1)
+    merged = nk.merge([one, two], weights=[1, 1]).model
+    spread = (one[0].running_mean - two[0].running_mean).square() / 4
+    torch.testing.assert_close(merged[0].running_var, (one[0].running_var + two[0].running_var) / 2 + spread)
+
+
 def test_layers_in_plain_lists_are_merged():
     class Hiding(nn.Module):
         def __init__(self, seed):

@@ -14,12 +14,12 @@ from normkit.errors import ArgumentError, NonFiniteError
 from normkit.moments import Moments
 from normkit.named_layers import display_name
 from normkit.surgery.checkpoint.state import check_has_values, fill, state_of
-from normkit.surgery.norms import Norm, norms
+from normkit.surgery.norms import STATISTICS, Norm, norms, state_prefixes
 from normkit.surgery.operation import operation
 from normkit.surgery.result import Surgery
 
 State = Mapping[str, Any]
-MEAN, VAR, COUNT = "running_mean", "running_var", "num_batches_tracked"
+MEAN, VAR, COUNT = STATISTICS
 
 
 @overload
@@ -64,7 +64,7 @@ def _merged_models(models: Sequence[nn.Module], shares: Sequence[float] | None) 
         for number, other in enumerate(models[1:], start=2):
             _must_have_equal_norms(own, norms(other), number)
         with_moments = {norm.name for norm in own if _stores_moments(norm)}
-        places = [f"{name}." if name else "" for name in with_moments]
+        places = state_prefixes(models[0], [norm.layer for norm in own if norm.name in with_moments])
         fill(op.model, _merged_states([state_of(model) for model in models], shares, places))
         for norm in own:
             if norm.name in with_moments:

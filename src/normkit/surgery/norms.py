@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -58,6 +59,13 @@ def survey(model: nn.Module) -> Survey:
 def norms(model: nn.Module) -> list[Norm]:
     """The norm layers of a model that `describe` knows."""
     return survey(model).norms
+
+
+def state_prefixes(model: nn.Module, layers: Iterable[nn.Module]) -> tuple[str, ...]:
+    """What the entries of these layers begin with in a model's state: a layer that two parents share has two names."""
+    wanted = {id(layer) for layer in layers}
+    named = [*model.named_modules(remove_duplicate=False), *named_layers(model)]
+    return tuple(dict.fromkeys(f"{name}." if name else "" for name, layer in named if id(layer) in wanted))
 
 
 def _is_called_a_norm(layer: nn.Module) -> bool:

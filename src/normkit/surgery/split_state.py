@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from normkit.errors import ArgumentError
-from normkit.surgery.norms import survey
+from normkit.surgery.norms import state_prefixes, survey
 
 State = dict[str, Any]
 
@@ -31,10 +31,7 @@ def split_state(model: nn.Module) -> tuple[State, State]:
             "its layers are: pass a model that it was taken from."
         )
     found = survey(model)
-    layers = {id(norm.layer) for norm in found.norms} | {id(layer) for layer in found.unknown.values()}
-    # By every name: state_dict lists a layer that two parents share twice.
-    named = model.named_modules(remove_duplicate=False)
-    prefixes = tuple(f"{name}." if name else "" for name, layer in named if id(layer) in layers)
+    prefixes = state_prefixes(model, [*(norm.layer for norm in found.norms), *found.unknown.values()])
     norms: State = {}
     rest: State = {}
     for key, value in model.state_dict().items():
