@@ -43,8 +43,8 @@ $(INSTALLED_DOCS): $(INSTALLED_LAB)
 	$(BIN)/pip install --quiet --constraint constraints.txt 'normkit[docs]'
 	touch $@
 
-demo: $(INSTALLED_LAB)  ## what made Batch Normalization famous, on this machine, in minutes
-	$(BIN)/normkit lab run paper --out runs/paper $(if $(wildcard runs/paper/run.json),--resume)
+demo: $(INSTALLED_LAB)  ## what made Batch Normalization famous, on this machine, in minutes: one seed
+	$(BIN)/normkit lab run paper --seeds 1 --out runs/paper $(if $(wildcard runs/paper/run.json),--resume)
 
 test: lint types  ## what to run after every change: lint, types and tests, in minutes
 	$(PYTEST)

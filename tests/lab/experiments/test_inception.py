@@ -14,6 +14,7 @@ from normkit.lab.experiments import inception
 from normkit.lab.experiments.inception import (
     BASELINE,
     EXPERIMENT,
+    NOT_AT_DESK,
     PLAIN,
     PLAIN_RATES,
     PLAIN_SIGMOID,
@@ -50,12 +51,12 @@ BORNE_OUT = {
 BORNE_OUT |= {name: values for arm, values in BORNE_OUT.items() for name in with_decays([arm])}
 
 
-def run_of(accuracies, seeds=2, status="done"):
-    settings = {arm.name: dict(arm.settings) for arm in EXPERIMENT.arms("desk")}
+def run_of(accuracies, seeds=2, status="done", scale="full"):
+    settings = {arm.name: dict(arm.settings) for arm in EXPERIMENT.arms(scale)}
     trials = []
     for arm, values in accuracies.items():
         for seed in range(seeds):
-            header = {"experiment": "inception", "arm": arm, "seed": seed, "scale": "desk", "settings": settings[arm]}
+            header = {"experiment": "inception", "arm": arm, "seed": seed, "scale": scale, "settings": settings[arm]}
             header["initial_rate"] = RATE * settings[arm]["times"]
             measured = [
                 {"step": step, "seconds": step / 10, "accuracy": value + seed * 0.01}
@@ -130,14 +131,27 @@ def test_each_net_is_taken_with_the_decay_that_suits_it():
 
 
 def test_other_decays_change_nothing_else():
-    for scale in ("desk", "full"):
-        arms = {arm.name: arm.settings for arm in EXPERIMENT.arms(scale)}
-        assert list(arms)[:10] == [arm.name for arm in EXPERIMENT.arms("quick")]
-        for arm in (PLAIN, "inception-x3", X5, X30, X5_SIGMOID):
-            own, *others = with_decays([arm])
-            assert {arms[name]["decay"] for name in (own, *others)} == {1, 3, 6}
-            assert all(arms[name] | {"decay": arms[own]["decay"]} == arms[own] for name in others)
-        assert len(arms) == 10 + 2 * 5
+    arms = {arm.name: arm.settings for arm in EXPERIMENT.arms("full")}
+    assert list(arms)[:10] == [arm.name for arm in EXPERIMENT.arms("quick")]
+    for arm in (PLAIN, "inception-x3", X5, X30, X5_SIGMOID):
+        own, *others = with_decays([arm])
+        assert {arms[name]["decay"] for name in (own, *others)} == {1, 3, 6}
+        assert all(arms[name] | {"decay": arms[own]["decay"]} == arms[own] for name in others)
+    assert len(arms) == 10 + 2 * 5
+
+
+def test_at_a_desk_there_are_fewer_nets_and_every_sentence_has_its_own():
+    arms = {arm.name: arm.settings for arm in EXPERIMENT.arms("full")}
+    desk = {arm.name: arm.settings for arm in EXPERIMENT.arms("desk")}
+    assert set(arms) - set(desk) == NOT_AT_DESK
+    assert all(arms[name] == settings for name, settings in desk.items())
+    assert {X5, X30, X5_SIGMOID} <= {name.removesuffix("-decay1") for name in desk if name.endswith("-decay1")}
+    run = run_of({arm: values for arm, values in BORNE_OUT.items() if arm in desk}, scale="desk")
+    findings = EXPERIMENT.findings(run)
+    assert findings.outcome == "supported"
+    assert "the best of 3 rates without BN" in findings.reasons[1]
+    assert {row[0] for table in findings.tables for row in table.rows} == set(desk)
+    assert all(curve.x for figure in findings.figures for curve in figure.curves)
 
 
 def built(arm, seed=3):
