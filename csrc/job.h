@@ -38,6 +38,9 @@ struct Job {
   double eps;
 
   const void* x;
+  // Of lines (see lines.h), x may be room for the sum of two others, which a forward writes before it reads it. Null: x is
+  // there.
+  const void* addends[2];
   const void* residual;  // null: none
   void* y;               // output of a forward; a backward reads it where `residual` is set: see `beside`
   bool stays_near;       // forward: what reads the output next finds it in the cache, unless it is large
@@ -54,6 +57,7 @@ struct Job {
   Merge merge;  // forward
 
   const void* dy;
+  const void* dx_beside;  // of lines: what dx is more than the gradient through the norm. Null: nothing
   void* dx;
   void* dresidual;  // null: not wanted
   void* dweight;    // null: not wanted

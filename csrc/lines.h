@@ -110,6 +110,18 @@ template <class T> struct Lines {
 
   // ---- forward
 
+  // x of examples [p0, p1), where it is a sum that is not there yet.
+  void add_up(int64_t p0, int64_t p1) const {
+    if (!job.addends[0]) return;
+    add(static_cast<const T*>(job.addends[0]), static_cast<const T*>(job.addends[1]), const_cast<T*>(x), p0 * width,
+        (p1 - p0) * width);
+  }
+  static void add(const T* a, const T* b, T* to, int64_t first, int64_t n) {
+    across<V>(n, [=](int64_t i, auto how) {
+      (V::load(a + first + i, how) + V::load(b + first + i, how)).store(to + first + i, how);
+    });
+  }
+
   void set_moments(int64_t p0, int64_t p1, Known& known) const {
     const int64_t lines = (p1 - p0) * groups;
     const auto add_up = [&](int64_t first, int64_t n) {
@@ -147,6 +159,7 @@ template <class T> struct Lines {
   }
   void forward(ParallelFor parallel_for) const {
     by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1, Known& known) {
+      add_up(p0, p1);
       set_moments(p0, p1, known);
       apply(p0, p1, known);
     });
@@ -191,7 +204,11 @@ template <class T> struct Lines {
       const int64_t i = at(p, g) + c0;
       spreading.template of_lines<K>().backward(summed.at(i), dx + i, from(dr, i), width, c1 - c0, own,
                                                 parameters.at(g * length + c0), job.activation, !job.stored, dweight,
-                                                dbias, stream(dx) && c0 % V::width == 0);
+                                                dbias, !job.dx_beside && stream(dx) && c0 % V::width == 0);
+      if (!job.dx_beside) return;
+      for (int64_t line = i; line < i + K * width; line += width) {  // just written, and still in the cache
+        add(dx, static_cast<const T*>(job.dx_beside), dx, line, c1 - c0);
+      }
     });
   }
 

@@ -394,6 +394,24 @@ PyObject* py_merge(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return finish_forward(in, job, update);
 }
 
+// What is made of lines alone can be asked for nothing else: see by_layout in loops.cpp.
+void refuse_all_but_lines(Arguments& in, const Job& job) {
+  if (in.ok() && (job.examples != 1 || job.positions != 1 || job.mask)) {
+    PyErr_SetString(PyExc_ValueError, "sums are normalized in lines, one per example, without a mask");
+  }
+}
+
+// (..., one and another tensor, whose sum goes to x)
+PyObject* py_forward_sum(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  Arguments in(args, n);
+  Job job;
+  const Update update = begin_forward(in, job);
+  for (const void*& addend : job.addends) addend = in.pointer<void>();
+  refuse_all_but_lines(in, job);
+  if (in.ok() && !(job.addends[0] && job.addends[1])) PyErr_SetString(PyExc_ValueError, "a sum needs two tensors");
+  return finish_forward(in, job, update);
+}
+
 // What lies beside x with a residual (the output, if its sign is that of what entered the activation, else the residual),
 // and dy.
 Job begin_backward(Arguments& in) {
@@ -405,8 +423,7 @@ Job begin_backward(Arguments& in) {
 }
 
 // (..., beside, dy, dx, dresidual, dweight, dbias, mask, stored, inverted, others, r and d)
-PyObject* py_backward(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  Arguments in(args, n);
+Job whole_backward(Arguments& in) {
   Job job = begin_backward(in);
   job.dx = in.pointer<void>();
   job.dresidual = in.pointer<void>();
@@ -417,7 +434,24 @@ PyObject* py_backward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   job.inverted = in.integer() != 0;
   job.others = in.real();
   job.renorm = correction_from(in, job);
+  return job;
+}
+PyObject* py_backward(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  Arguments in(args, n);
+  const Job job = whole_backward(in);
   return finish(in, job, kernels->backward, {job.x, job.dy, job.dx});
+}
+
+// (..., what is added to dx)
+PyObject* py_backward_sum(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  Arguments in(args, n);
+  Job job = whole_backward(in);
+  job.dx_beside = in.pointer<void>();
+  refuse_all_but_lines(in, job);
+  if (in.ok() && (job.inverted || job.others != 0 || job.renorm.r)) {
+    PyErr_SetString(PyExc_ValueError, "lines have statistics of their own, and keep their input");
+  }
+  return finish(in, job, kernels->backward, {job.x, job.dy, job.dx, job.dx_beside});
 }
 
 // (..., beside, dy, sum of gradients, sum of gradients times normalized values)
@@ -547,6 +581,8 @@ PyMethodDef methods[] = {
     {"merge", reinterpret_cast<PyCFunction>(py_merge), METH_FASTCALL, "A forward with other statistics merged in."},
     {"evaluate", reinterpret_cast<PyCFunction>(py_evaluate), METH_FASTCALL, "x normalized with the moments given."},
     {"backward", reinterpret_cast<PyCFunction>(py_backward), METH_FASTCALL, "Gradients of a forward or an evaluation."},
+    {"forward_sum", reinterpret_cast<PyCFunction>(py_forward_sum), METH_FASTCALL, "A forward of the sum of two tensors."},
+    {"backward_sum", reinterpret_cast<PyCFunction>(py_backward_sum), METH_FASTCALL, "Gradients, with the sum's own."},
     {"backward_sums", reinterpret_cast<PyCFunction>(py_backward_sums), METH_FASTCALL, "What ranks share of gradients."},
     {"backward_apply", reinterpret_cast<PyCFunction>(py_backward_apply), METH_FASTCALL, "A gradient from shared sums."},
     {"gate", reinterpret_cast<PyCFunction>(py_gate), METH_FASTCALL, "A function of each run, its gradient, or sums for it."},

@@ -134,11 +134,11 @@ def one_per_channel(t: Tensor | None, name: str, who: object, features: Sequence
         )
 
 
-def same_shape(residual: Tensor | None, x: Tensor, who: object) -> None:
+def same_shape(added: Tensor | None, x: Tensor, who: object, name: str = "a residual") -> None:
     """Check that what is added fits what it is added to."""
-    if residual is not None and residual.shape != x.shape:
+    if added is not None and added.shape != x.shape:
         raise ShapeError(
-            f"{who} needs a residual of the input's shape {tuple(x.shape)}; got {tuple(residual.shape)}. "
+            f"{who} needs {name} of the input's shape {tuple(x.shape)}; got {tuple(added.shape)}. "
             "Project or pool the shortcut first."
         )
 

@@ -141,7 +141,7 @@ def test_contestants_take_the_case_and_agree(case):
 
 def copy_state_(other, ours):
     """Give a contestant our layer's state, wherever it has a tensor of the same last name."""
-    state = ours.state_dict()
+    state = {name.rpartition(".")[2]: t for name, t in ours.state_dict().items()}
     copied = set()
     for name, t in other.state_dict().items():
         last = name.rpartition(".")[2]

@@ -375,8 +375,8 @@ def test_unknown_backends_and_instruction_sets():
         _core.use_instruction_set("neon")
 
 
-def header(type=0, activation=0, examples=1):
-    return struct.pack("=9qd", type, activation, 0, 1, 1, examples, 1, 1, 1, 0.1)
+def header(type=0, activation=0, examples=1, positions=1):
+    return struct.pack("=9qd", type, activation, 0, 1, 1, examples, 1, 1, positions, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -395,6 +395,21 @@ def header(type=0, activation=0, examples=1):
 def test_the_core_checks_at_its_door(arguments, words):
     with pytest.raises((TypeError, ValueError), match=words):
         _core.moments(*arguments)
+
+
+def test_the_core_adds_lines_alone():
+    forward = (8, 0, 0, 8, 0, 8, 0, 0, 0, 0, 0, 0.0, 0, 1)
+    with pytest.raises(ValueError, match="normalized in lines"):
+        _core.forward_sum(header(positions=4), *forward, 8, 8)
+    with pytest.raises(ValueError, match="a sum needs two tensors"):
+        _core.forward_sum(header(examples=1, positions=1), *forward, 8, 0)
+    backward = (8, 0, 0, 8, 0, 8, 8, 0, 0, 0)
+    with pytest.raises(ValueError, match="normalized in lines"):
+        _core.backward_sum(header(examples=2, positions=1), *backward, 0, 0, 0, 0.0, 0, 8)
+    with pytest.raises(ValueError, match="keep their input"):
+        _core.backward_sum(header(examples=1, positions=1), *backward, 0, 0, 1, 0.0, 0, 8)
+    with pytest.raises(ValueError, match="has no memory"):
+        _core.backward_sum(header(examples=1, positions=1), *backward, 0, 0, 0, 0.0, 0, 0)
 
 
 def test_the_core_checks_the_type_of_stored_statistics():

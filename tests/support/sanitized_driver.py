@@ -26,7 +26,7 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WORKED = (*DTYPES, torch.float64)
 ACTIVATIONS = (None, "relu", "leaky_relu", "gelu")  # the smooth ones share their loops
-FAMILIES = ("batch", "group", "instance", "layer", "rms")
+FAMILIES = ("batch", "group", "instance", "layer", "rms", "sum")
 
 
 calls: Counter[str] = Counter()
@@ -173,6 +173,7 @@ STREAMED = [  # past the caches
     ((3, 70, 10_003), False, "batch"),
     ((65_600, 32, 1), True, "batch"),
     ((65_600, 32, 1), True, "layer"),
+    ((65_600, 32, 1), True, "sum"),
 ]
 
 
@@ -206,6 +207,7 @@ def run_shape(
 ) -> None:
     """One step of each function; `rows` are channels last."""
     from normkit import functional as F
+    from normkit.kernels.layer_calls import last_norm_of_sum
 
     n, c, s = shape
 
@@ -225,12 +227,20 @@ def run_shape(
     counted_too = torch.rand(n, *x.shape[2:]) < 0.8
     counted_too[:, :2] = True  # enough for a variance
     mask = placed(counted_too) if masked else None
+
+    def of_sum() -> Tensor:
+        one, other = (placed(torch.randn(n * s, c).to(dtype)).requires_grad_() for _ in range(2))
+        # Lines of one value have no variance about their mean, and doubles no smooth activation.
+        found = last_norm_of_sum(one, other, w, b, (c,), 1e-5, activation, c > 1) or (one, other)
+        return sum(found).view(n, s, 1, c).permute(0, 3, 1, 2)
+
     steps = {
         "batch": lambda: F.batch_norm(x, mean, var, w, b, training=n * s > 1, mask=mask, **extras),
         "group": lambda: F.group_norm(x, groups, w, b, mask=mask, **extras),
         "instance": lambda: F.instance_norm(x, mean, var, w, b, use_input_stats=s > 1, mask=mask, **extras),
         "layer": lambda: F.layer_norm(last_x, c, w, b, **last).movedim(-1, 1),
         "rms": lambda: F.rms_norm(last_x, c, w, **last).movedim(-1, 1),
+        "sum": of_sum,
     }
     for family in families:
         steps[family]().backward(tensor())

@@ -20,6 +20,7 @@ FAMILIES: dict[str, Callable[[], Iterable[Case]]] = {
     "relatives": others.relatives,
     "evo": others.evo,
     "within": others.within,
+    "calls": others.calls,
     "small": others.small,
     "memory": networks.memory,
     "models": networks.models,

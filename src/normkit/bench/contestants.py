@@ -120,6 +120,73 @@ def _domain(channels: int, domains: int = 2) -> nn.Module:
     return layer
 
 
+class OfExamples(nn.Module):
+    """A norm with gamma and beta of each example: in our layer's call, or after torch's, as everyone writes it."""
+
+    def __init__(self, norm: nn.Module, shape: Shape, view: Shape, at_the_call: bool) -> None:
+        super().__init__()
+        self.norm, self.view, self.at_the_call = norm, view, at_the_call
+        self.weight, self.bias = (nn.Parameter(torch.randn(shape)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize, and apply them."""
+        weight, bias = (_first(p, len(x)) for p in (self.weight, self.bias))
+        if self.at_the_call:
+            return self.norm(x, weight=weight, bias=bias)  # type: ignore[no-any-return]
+        return self.norm(x) * weight.view(-1, *self.view) + bias.view(-1, *self.view)  # type: ignore[no-any-return]
+
+
+def _first(t: Tensor, examples: int) -> Tensor:
+    """What belongs to the first examples, of which a test may have fewer."""
+    return t if len(t) == examples else t[:examples]
+
+
+def of_examples(shape: Shape, kind: str) -> Contestants:
+    """A norm with gamma and beta of each example, ours and torch's."""
+    examples, channels = shape[0], shape[-1] if kind in ("layer", "rms") else shape[1]
+    ours, theirs = {
+        "batch": (partial(_BATCH_NORMS[len(shape)][0], channels), partial(_BATCH_NORMS[len(shape)][1], channels)),
+        "group": (partial(layers.GroupNorm, 32, channels), partial(nn.GroupNorm, 32, channels)),
+        "layer": (partial(layers.LayerNorm, channels), partial(nn.LayerNorm, channels)),
+        "rms": (partial(layers.RMSNorm, channels), partial(nn.RMSNorm, channels)),
+    }[kind]
+    within = kind in ("layer", "rms")
+    bare = {"elementwise_affine": False} if within else {"affine": False}
+    between = (1,) * (len(shape) - 2)
+    view = (*between, channels) if within else (channels, *between)
+    return {
+        OURS: lambda: OfExamples(ours(**bare), (examples, channels), view, at_the_call=True),
+        EAGER: lambda: OfExamples(theirs(**bare), (examples, channels), view, at_the_call=False),
+    }
+
+
+class Added(nn.Module):
+    """The stream of a transformer after a branch: added, and normalized for the next; both go on from here."""
+
+    def __init__(self, norm: nn.Module, shape: Shape, in_one: bool) -> None:
+        super().__init__()
+        self.norm, self.branch, self.in_one = norm, nn.Parameter(torch.randn(shape)), in_one
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add and normalize, in one call or in two."""
+        branch = _first(self.branch, len(x))
+        if self.in_one:
+            y, total = self.norm(x, add=branch)
+        else:
+            total = x + branch
+            y = self.norm(total)
+        return y + total  # type: ignore[no-any-return]
+
+
+def added(shape: Shape, kind: str) -> Contestants:
+    """A sum that is normalized, by our layer and by torch's after an addition."""
+    ours, theirs = {"layer": (layers.LayerNorm, nn.LayerNorm), "rms": (layers.RMSNorm, nn.RMSNorm)}[kind]
+    return {
+        OURS: lambda: Added(ours(shape[-1]), shape, in_one=True),
+        EAGER: lambda: Added(theirs(shape[-1]), shape, in_one=False),
+    }
+
+
 # BatchNorm's relatives, by name: ours, and what others publish. Each function takes the number of channels.
 RELATIVES: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], nn.Module]]] = {
     "BatchRenorm2d": (layers.BatchRenorm2d, published.BatchRenorm),

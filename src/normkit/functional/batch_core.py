@@ -99,7 +99,7 @@ def normalize_batch(x: Tensor, terms: Terms) -> tuple[Tensor, Moments]:
     y, batch = select.normalize(
         x, recipe, weight=terms.weight, bias=terms.bias, residual=terms.residual, mask=terms.mask, inplace=terms.inplace
     )
-    return y, _finite_if_asked(batch, terms)
+    return y, finite_if_asked(batch, terms)
 
 
 def normalize_known(x: Tensor, own: Moments, terms: Terms) -> tuple[Tensor, Moments]:
@@ -107,7 +107,7 @@ def normalize_known(x: Tensor, own: Moments, terms: Terms) -> tuple[Tensor, Mome
     terms = terms.check(x)
     weight, bias, residual, mask = terms.weight, terms.bias, terms.residual, terms.mask
     y = select.normalize_known(x, terms.recipe(x), own, weight=weight, bias=bias, residual=residual, mask=mask)
-    return y, _finite_if_asked(own, terms)
+    return y, finite_if_asked(own, terms)
 
 
 def normalize_and_store_(x: Tensor, terms: Terms, stored: Moments, momentum: float | Tensor | None) -> Tensor:
@@ -201,7 +201,7 @@ def _equal_chunks(x: Tensor, chunks: int, terms: Terms) -> list[tuple[Tensor, Mo
         checks.enough_values(counts, x[: x.shape[0] // chunks], terms.who)
         y, m = select.normalize(cut, recipe, weight=weight, bias=bias, residual=residual, mask=mask)
         count = torch.as_tensor(m.count, device=x.device).expand(m.mean.shape)
-        return [(y.flatten(0, 1), _finite_if_asked(m._replace(count=count), terms))]
+        return [(y.flatten(0, 1), finite_if_asked(m._replace(count=count), terms))]
     pieces = ([None] * chunks if t is None else t.chunk(chunks) for t in (x, terms.residual, terms.mask))
     done = []
     for chunk, own_residual, own_mask in zip(*pieces, strict=True):
@@ -226,7 +226,7 @@ def normalize_among(x: Tensor, others: Moments, terms: Terms) -> tuple[Tensor, M
     checks.enough_values(reference.count_values(x, recipe.over, terms.mask), x, terms.who)
     weight, bias, residual, mask = terms.weight, terms.bias, terms.residual, terms.mask
     y, own, merged = select.normalize_among(x, recipe, others, weight=weight, bias=bias, residual=residual, mask=mask)
-    return y, _finite_if_asked(own, terms), merged
+    return y, finite_if_asked(own, terms), merged
 
 
 def normalize_synced(x: Tensor, terms: Terms, gather: Gather, reduce: Reduce) -> tuple[Tensor, Moments]:
@@ -238,7 +238,7 @@ def normalize_synced(x: Tensor, terms: Terms, gather: Gather, reduce: Reduce) ->
     batch = Moments(*kept)
     # After the exchange, so that all ranks refuse together and none is left waiting.
     checks.enough_values(batch.count, x, terms.who)
-    return y, _finite_if_asked(batch, terms)
+    return y, finite_if_asked(batch, terms)
 
 
 def normalize_stored(x: Tensor, stored: Moments, terms: Terms) -> Tensor:
@@ -310,7 +310,8 @@ def _ranks(x: Tensor, features: Sequence[int]) -> Sequence[int]:
     return (1 + len(features),) if len(features) > 1 else (max(2, x.dim()),)
 
 
-def _finite_if_asked(batch: Moments, terms: Terms) -> Moments:
+def finite_if_asked(batch: Moments, terms: Terms) -> Moments:
+    """Return a batch's moments; raise if they are not finite and the terms ask for that."""
     if terms.nonfinite == "raise":
         checks.finite(batch, terms.who)
     return batch

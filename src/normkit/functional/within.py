@@ -19,6 +19,7 @@ from normkit.functional.batch_core import (
     normalize_stored,
     write_,
 )
+from normkit.functional.by_example import OfExamples
 from normkit.kernels import select
 from normkit.kernels.reference import Recipe, working_dtype
 from normkit.moments import Moments, ema, unbiased_var
@@ -165,9 +166,19 @@ def normalize_last(
     residual: Tensor | None,
     who: str = "layer_norm",
 ) -> Tensor:
-    """Normalize over the last dimensions, of the sizes `shape`; weight and bias broadcast against them."""
+    """Normalize over the last dimensions, of the sizes `shape`; weight and bias broadcast against them.
+
+    They may also be (N, *shape), for each example its own.
+    """
     checks.last_dimensions(x, who, shape)
     checks.same_shape(residual, x, who)
+    if x.dim() > len(shape):
+        given = OfExamples.of(weight, bias, shape, x.shape[0], who)
+        if given is not None:
+            bare = recipe._replace(activation=None)
+            z = normalize_last(x, shape, None, None, bare, None, who)
+            between = (1,) * (x.dim() - 1 - len(shape))
+            return given.applied(z, (x.shape[0], *between, *shape), residual, recipe.activation)
     if has_no_values(x):
         return normalize_nothing(x, recipe, weight, bias, residual)
     return select.normalized(x, recipe, weight=weight, bias=bias, residual=residual)
@@ -184,8 +195,14 @@ def normalize_groups(
     mask: Tensor | None,
     who: str = "group_norm",
 ) -> tuple[Tensor, Moments]:
-    """Return x normalized by groups of channels, and the moments, of shape (N, G) and detached. Writes nothing."""
+    """Return x normalized by groups of channels, and the moments, of shape (N, G) and detached. Writes nothing.
+
+    Weight and bias are (C,), or (N, C) for each example its own.
+    """
     channels = x.shape[1]
+    given = OfExamples.of(weight, bias, (channels,), x.shape[0], who)
+    if given is not None:
+        return _normalize_groups_of_examples(x, num_groups, given, eps, activation, residual, mask, who)
     checks.one_per_channel(weight, "weight", who, (channels,))
     checks.one_per_channel(bias, "bias", who, (channels,))
     checks.same_shape(residual, x, who)
@@ -205,6 +222,30 @@ def normalize_groups(
     residual = None if residual is None else residual.unflatten(1, split)
     y, m = select.normalize(x.unflatten(1, split), recipe, weight=weight, bias=bias, residual=residual, mask=mask)
     return y.flatten(1, 2), m
+
+
+def _normalize_groups_of_examples(
+    x: Tensor,
+    num_groups: int,
+    given: OfExamples,
+    eps: float,
+    activation: str | None,
+    residual: Tensor | None,
+    mask: Tensor | None,
+    who: str,
+) -> tuple[Tensor, Moments]:
+    checks.same_shape(residual, x, who)
+    examples, channels, *positions = x.shape
+    if mask is None and x.is_contiguous() and prod(positions) > 1:
+        # All groups as if of one example, which shares its parameters with no other.
+        whole, beside = (None if t is None else t.reshape(1, -1, *positions) for t in (x, residual))
+        weight, bias = (None if t is None else t.reshape(-1) for t in given)
+        assert whole is not None
+        every = examples * num_groups, weight, bias, eps, activation, beside, None, who
+        y, m = normalize_groups(whole, *every)
+        return y.reshape(x.shape), m._replace(mean=m.mean.view(examples, -1), var=m.var.view(examples, -1))
+    z, m = normalize_groups(x, num_groups, None, None, eps, None, None, mask, who)
+    return given.applied(z, (examples, channels, *(1 for _ in positions)), residual, activation), m
 
 
 def normalize_instances(

@@ -85,10 +85,10 @@ class Normalize(torch.autograd.Function):
         again = _stored_again(ctx.plan, ctx.both) if stored else ctx.again
         if again is not None:
             return (*gradients_of(again, wants, grads[0], x, weight, bias, residual), None)
-        return (*_gradients(ctx.plan, wants, grads[0], x, weight, bias, residual, ctx.mask), None)
+        return (*differentiable_gradients(ctx.plan, wants, grads[0], x, weight, bias, residual, ctx.mask), None)
 
 
-def _gradients(
+def differentiable_gradients(
     plan: Plan,
     wants: Sequence[bool],
     dy: Tensor,
@@ -98,6 +98,7 @@ def _gradients(
     residual: Tensor | None,
     mask: Tensor | None,
 ) -> tuple[Any, ...]:
+    """Gradients of x, weight, bias and residual, made of operators."""
     recipe = plan.recipe
     own = (recipe.view(weight), recipe.view(bias))
     dx, dweight, dbias, dresidual = reference.gradients(
@@ -167,7 +168,7 @@ class NormalizeAlone(torch.autograd.Function):
         x, weight, bias = ctx.saved_tensors
         wants = ctx.needs_input_grad  # not of a plan, which comes where a residual would
         if torch.is_grad_enabled():  # as in `Normalize`
-            found = _gradients(ctx.plan, wants, grads[0], x, weight, bias, None, None)
+            found = differentiable_gradients(ctx.plan, wants, grads[0], x, weight, bias, None, None)
         else:
             found = backward(ctx.plan, wants, grads[0], x, weight, bias, None, ctx.both, False, False)
         return (*found[:3], None, None)

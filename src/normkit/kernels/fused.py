@@ -125,10 +125,10 @@ def normalized(
         return _layer_norm(x, recipe, weight, bias, residual)[0]
     if kind == "maps":
         z = _rms_norm(x.flatten(2), (prod(x.shape[2:]),), None, recipe.eps).unflatten(2, x.shape[2:])
-        return finish(_affine(z, recipe.view(weight), recipe.view(bias)), residual, recipe.activation)
+        return finish(affine(z, recipe.view(weight), recipe.view(bias)), residual, recipe.activation)
     shape = x.shape[recipe.over[0] :]
     z = _rms_norm(x, shape, weight if weight is None else weight.expand(shape), recipe.eps)
-    return finish(_affine(z, None, bias), residual, recipe.activation)
+    return finish(affine(z, None, bias), residual, recipe.activation)
 
 
 @_outside_autocast
@@ -328,7 +328,8 @@ def _batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
-def _affine(z: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def affine(z: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Return z * weight + bias, of the parts that are given, in the type of z."""
     if weight is None:
         return z if bias is None else (z + bias).to(z.dtype)
     return (z * weight if bias is None else torch.addcmul(bias, z, weight)).to(z.dtype)

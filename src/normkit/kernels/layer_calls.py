@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.kernels import autograd, core, native, plans, straight
+from normkit.kernels import added, autograd, core, native, plans, straight
 from normkit.kernels.plans import Plan
 from normkit.kernels.select import requested_eagerly
 from normkit.tracing import is_recomputing
@@ -82,6 +82,30 @@ def rms_norm(x: Tensor, weight: Tensor | None, *terms: Any) -> Tensor | None:
         return straight.rms_norm_call(x, weight, *terms)
     plan = _plan_of_layer(plans.of_last_squares, x, weight, None, *terms)
     return None if plan is None else autograd.call(x, weight, None, plan)
+
+
+def last_norm_of_sum(
+    one: Tensor,
+    other: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    normalized: tuple[int, ...],
+    eps: float,
+    activation: str | None,
+    centred: bool,
+) -> tuple[Tensor, Tensor] | None:
+    """The call of a layer or root mean square norm of a sum, in the pass that adds; and the sum."""
+    alike = type(other) is Tensor and other.dtype is one.dtype and other.is_cpu and other.shape == one.shape
+    if not (alike and one.is_contiguous() and other.is_contiguous()) or requested_eagerly() in ("reference", "torch"):
+        return None
+    if core.WHY_NOT is not None or not one.is_cpu:
+        return None
+    if any(t is not None and (t.shape != normalized or not t.is_cpu) for t in (weight, bias)):
+        return None
+    # As if there were parameters, with or without: what is normalized then makes lines, which alone can be added up.
+    own = (normalized, None, normalized, eps, activation, centred)
+    plan = plans.of_last(one.dtype, one.shape, one.stride(), *own)
+    return None if plan is None or plan.copy is not None else added.normalize_sum(one, other, weight, bias, plan)
 
 
 def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any) -> Tensor | None:

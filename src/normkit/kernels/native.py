@@ -36,6 +36,13 @@ class Merge(NamedTuple):
     own: Tensor  # where those of x alone are kept, as the others
 
 
+class Sum(NamedTuple):
+    """Two tensors that are added first: x is room for their sum."""
+
+    one: Tensor
+    other: Tensor
+
+
 def _pointer(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
@@ -61,10 +68,12 @@ def backward(
     mask: Tensor | None = None,
     others: int = 0,
     correction: Tensor | None = None,
+    dx_beside: Tensor | None = None,
 ) -> Any:
     """Gradients of x, weight, bias and residual; `beside` is what `is_output_kept` says, where there is a residual.
 
-    Each statistic is made of as many `others` as well as of values of x. For `correction` see `Renorm`.
+    Each statistic is made of as many `others` as well as of values of x. For `correction` see `Renorm`. What x gets
+    along beside the norm, where it is a `Sum`, is `dx_beside`.
     """
     if dy.dtype is not x.dtype or dy.stride() != x.stride():
         dy = like(dy, x)
@@ -74,7 +83,7 @@ def backward(
     dweight = torch.empty_like(plain_weight) if wants[1] else None
     dbias = torch.empty_like(plain_bias) if wants[2] else None
     dresidual = torch.empty_like(x) if beside is not None and wants[3] else None
-    loops.backward(
+    arguments = (
         *plan.arguments(x, plain_weight, plain_bias, both),
         0 if beside is None else beside.data_ptr(),
         dy.data_ptr(),
@@ -88,6 +97,10 @@ def backward(
         others,
         0 if correction is None else correction.data_ptr(),
     )
+    if dx_beside is None:
+        loops.backward(*arguments)
+    else:
+        loops.backward_sum(*arguments, like(dx_beside, x).data_ptr())
     if beside is None and wants[3]:
         dresidual = dy  # nothing comes between the residual and the output
     if dweight is not None and plain_weight is not weight:
@@ -112,13 +125,13 @@ def forward(
     update: Update = NO_UPDATE,
     mask: Tensor | None = None,
     no_backward: bool = False,
-    beyond: Renorm | Merge | None = None,
+    beyond: Renorm | Merge | Sum | None = None,
 ) -> tuple[bytearray, int]:
     """Write the output to `y`; return means and variances, and the outcome.
 
-    What is `beyond` the statistics of x, if anything, corrects them. The mask has contiguous booleans for each example
-    and position, as they broadcast against x. Without a backward to follow, the output of a larger tensor is left in
-    the cache, for what reads it next.
+    What is `beyond` the statistics of x, if anything, corrects them, or says what x is. The mask has contiguous
+    booleans for each example and position, as they broadcast against x. Without a backward to follow, the output of a
+    larger tensor is left in the cache, for what reads it next.
     """
     both = bytearray(plan.statistics * 16)  # a tensor takes several times as long to make
     plain_weight, plain_bias = plan.plain(weight), plan.plain(bias)
@@ -126,6 +139,8 @@ def forward(
     arguments = (*arguments, _pointer(residual), y.data_ptr(), _pointer(mask), *update, no_backward)
     if beyond is None:
         return both, loops.forward(*arguments)
+    if isinstance(beyond, Sum):
+        return both, loops.forward_sum(*arguments, beyond.one.data_ptr(), beyond.other.data_ptr())
     if isinstance(beyond, Merge):
         return both, loops.merge(*arguments, beyond.others.data_ptr(), beyond.values, beyond.own.data_ptr())
     mean, var = beyond.running or (None, None)

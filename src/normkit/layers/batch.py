@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import LEAKY_SLOPE, ActivationLike, label
 from normkit.checks import NonFinite
-from normkit.functional import batch_core
+from normkit.functional import batch_core, by_example
 from normkit.functional.batch_core import Terms
+from normkit.functional.by_example import OfExamples
 from normkit.kernels import layer_calls
 from normkit.layers.affine_parts import Affine, check_affine, keep_parts_, reset_parts_
 from normkit.layers.norm_layer import ELSEWHERE, NormLayer, name
@@ -41,7 +43,8 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
 
     Call:
         layer(x), layer(x, residual=r) for activation(BN(x) + r), layer(x, mask=m) for statistics over those positions
-        only where m, of shape (N, ...) without the channels, is true.
+        only where m, of shape (N, ...) without the channels, is true. layer(x, weight=w, bias=b) takes gamma and beta
+        from outside, in place of the layer's own: (C,), or (N, C) for each example its own.
     """
 
     _ranks: ClassVar[Sequence[int]]
@@ -93,9 +96,19 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         self.reset_running_stats()
         reset_parts_(self)
 
-    def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input: Tensor,
+        *,
+        residual: Tensor | None = None,
+        mask: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
         """Normalize, with the batch's statistics in training and the stored ones in evaluation."""
-        return self._run(input, residual, mask)
+        if weight is None and bias is None:
+            return self._run(input, residual, mask)
+        return self._run(input, residual, mask, weight=weight, bias=bias)
 
     def _run_fast(self, input: Tensor) -> Tensor | None:
         own, kept = self._parameters, self._buffers
@@ -112,12 +125,20 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
             return None
         return layer_calls.batch_norm_step_(input, weight, bias, mean, var, count, momentum, *terms)
 
-    def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
-        weight, bias, stored = self._tensors()
+    def _compute(  # type: ignore[override]
+        self,
+        input: Tensor,
+        *,
+        residual: Tensor | None,
+        mask: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        own_weight, own_bias, stored = self._tensors()
         terms = Terms(
             self._features(),
-            weight,
-            bias,
+            own_weight if weight is None else weight,
+            own_bias if bias is None else bias,
             self.eps,
             self._fused,
             residual,
@@ -127,17 +148,46 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
             name(self._who),
             self._ranks_of(input),
         )
+        if weight is None and bias is None:
+            return self._normalized(input, terms, stored)
+        terms, given = by_example.parted(input, terms)
+        if given is None:
+            return self._normalized(input, terms, stored)
+        y = self._of_examples(input, terms, stored, given) if self._has_fast_path else None
+        if y is None:
+            return by_example.normalize_then_apply(input, terms, given, partial(self._normalized, stored=stored))
+        return y
+
+    def _normalized(self, input: Tensor, terms: Terms, stored: Moments | None) -> Tensor:
         if not self.training and stored is not None:
             return batch_core.normalize_stored(input, stored, terms)
-        moves = self.training and self.track_running_stats and not is_recomputing()
-        if moves and stored is not None and self._in_one_step:
+        if self._moves() and stored is not None and self._in_one_step:
             return self._normalize_and_store_(input, terms, stored)
         y, batch = self._normalize_batch(input, terms, stored)
-        if moves and stored is not None:
-            self._update_(stored, batch)
-        elif moves and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)  # as torch, which counts on when the statistics were taken away
+        self._keep(stored, batch)
         return y
+
+    def _of_examples(self, input: Tensor, terms: Terms, stored: Moments | None, given: OfExamples) -> Tensor | None:
+        """As `_normalized`, with parameters of each example, in the loops; None, and nothing done, if they cannot."""
+        if not self.training and stored is not None:
+            return by_example.normalize_stored(input, stored, terms, given)
+        found = by_example.normalize_batch(input, terms, given)
+        if found is None:
+            return None
+        self._keep(stored, found[1])
+        return found[0]
+
+    def _moves(self) -> bool:
+        return self.training and self.track_running_stats and not is_recomputing()
+
+    def _keep(self, stored: Moments | None, batch: Moments) -> None:
+        """Move the running statistics, where they are to move, towards this batch's."""
+        if not self._moves():
+            return
+        if stored is not None:
+            self._update_(stored, batch)
+        elif self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)  # as torch, which counts on when the statistics were taken away
 
     def _normalize_batch(self, input: Tensor, terms: Terms, stored: Moments | None) -> tuple[Tensor, Moments]:
         """Normalize with the batch's statistics, and return those too. Subclasses may differ here or in `_update_`."""

@@ -71,24 +71,33 @@ class DomainBatchNorm(BatchNorm):
             self.register_buffer(name, one.expand(num_domains, *one.shape).clone())
 
     def forward(
-        self, input: Tensor, *, domain: int | None = None, residual: Tensor | None = None, mask: Tensor | None = None
+        self,
+        input: Tensor,
+        *,
+        domain: int | None = None,
+        residual: Tensor | None = None,
+        mask: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Normalize as BatchNorm, with the statistics of one domain."""
-        return self._run(input, residual, mask, domain=domain)
+        if weight is None and bias is None:
+            return self._run(input, residual, mask, domain=domain)
+        return self._run(input, residual, mask, domain=domain, weight=weight, bias=bias)
 
     def _compute(  # type: ignore[override]
-        self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None, domain: int | None
+        self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None, domain: int | None, **given: Tensor | None
     ) -> Tensor:
         before, own = self.domain, self.__dict__  # a module's own way to set an attribute takes longer
         own["domain"] = before if domain is None else domain
         try:
-            if not self.training and residual is None and mask is None and is_plain(input):
+            if not self.training and residual is None and mask is None and not given and is_plain(input):
                 mean, var, _ = self._of_domain()
                 tensors = self.weight, self.bias, mean, var
                 y = layer_calls.batch_norm_evaluated(input, *tensors, self._ranks, self.eps, self._fused)
                 if y is not None:
                     return y
-            return super()._compute(input, residual=residual, mask=mask)
+            return super()._compute(input, residual=residual, mask=mask, **given)
         finally:
             own["domain"] = before
 

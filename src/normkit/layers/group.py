@@ -30,7 +30,8 @@ class GroupNorm(NormLayer, nn.GroupNorm, fast_path=True):
 
     Call:
         layer(x), layer(x, residual=r) for activation(GN(x) + r), layer(x, mask=m) for statistics over those positions
-        only where m, of shape (N, ...) without the channels, is true.
+        only where m, of shape (N, ...) without the channels, is true. layer(x, weight=w, bias=b) takes gamma and beta
+        from outside, in place of the layer's own: (C,), or (N, C) for each example its own.
     """
 
     _torch = nn.GroupNorm
@@ -60,9 +61,19 @@ class GroupNorm(NormLayer, nn.GroupNorm, fast_path=True):
         """Set gamma to one and beta to zero, where they are."""
         reset_parts_(self)
 
-    def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input: Tensor,
+        *,
+        residual: Tensor | None = None,
+        mask: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
         """Normalize each group of channels of each example."""
-        return self._run(input, residual, mask)
+        if weight is None and bias is None:
+            return self._run(input, residual, mask)
+        return self._run(input, residual, mask, weight=weight, bias=bias)
 
     def _run_fast(self, input: Tensor) -> Tensor | None:
         own = self._parameters
@@ -72,9 +83,17 @@ class GroupNorm(NormLayer, nn.GroupNorm, fast_path=True):
         terms = self.num_groups, self.num_channels, self.eps, self._fused
         return layer_calls.group_norm(input, weight, bias, *terms)
 
-    def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
+    def _compute(  # type: ignore[override]
+        self,
+        input: Tensor,
+        *,
+        residual: Tensor | None,
+        mask: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
         who = f"{type(self).__name__}({self.num_groups}, {self.num_channels})"
         checks.batch_input(input, who, (self.num_channels,), (max(2, input.dim()),))
-        return functional.normalize_groups(
-            input, self.num_groups, self.weight, self.bias, self.eps, self._fused, residual, mask, who
-        )[0]
+        weight, bias = self.weight if weight is None else weight, self.bias if bias is None else bias
+        terms = weight, bias, self.eps, self._fused, residual, mask, who
+        return functional.normalize_groups(input, self.num_groups, *terms)[0]

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.functional import within as functional
-from normkit.functional.batch_core import Terms, normalize_stored
+from normkit.functional.batch_core import Terms
+from normkit.functional.by_example import normalize_stored_with_any
 from normkit.kernels import layer_calls
 from normkit.layers.affine_parts import Affine, check_affine, keep_parts_, reset_parts_
 from normkit.layers.norm_layer import ELSEWHERE, NormLayer
@@ -35,7 +36,8 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
 
     Call:
         layer(x), layer(x, residual=r) for activation(IN(x) + r), layer(x, mask=m) for statistics over those positions
-        only where m, of shape (N, ...) without the channels, is true.
+        only where m, of shape (N, ...) without the channels, is true. layer(x, weight=w, bias=b) takes gamma and beta
+        from outside, in place of the layer's own: (C,), or (N, C) for each example its own.
     """
 
     _rank: ClassVar[int]
@@ -66,9 +68,19 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
         self.reset_running_stats()
         reset_parts_(self)
 
-    def forward(self, input: Tensor, *, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input: Tensor,
+        *,
+        residual: Tensor | None = None,
+        mask: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
         """Normalize with each example's own statistics or, where they are tracked, in evaluation the stored ones."""
-        return self._run(input, residual, mask)
+        if weight is None and bias is None:
+            return self._run(input, residual, mask)
+        return self._run(input, residual, mask, weight=weight, bias=bias)
 
     def _run_fast(self, input: Tensor) -> Tensor | None:
         own = self._parameters
@@ -82,21 +94,37 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
         y = layer_calls.group_norm(input.unsqueeze(0), weight, bias, *terms)
         return None if y is None else y.squeeze(0)
 
-    def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
+    def _compute(  # type: ignore[override]
+        self,
+        input: Tensor,
+        *,
+        residual: Tensor | None,
+        mask: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
         self._check_input_dim(input)
+        parameters = self.weight if weight is None else weight, self.bias if bias is None else bias
         if input.dim() < self._rank:
             batch = [None if t is None else t.unsqueeze(0) for t in (residual, mask)]
-            return self._of_batch(input.unsqueeze(0), *batch).squeeze(0)
-        return self._of_batch(input, residual, mask)
+            return self._of_batch(input.unsqueeze(0), *parameters, *batch).squeeze(0)
+        return self._of_batch(input, *parameters, residual, mask)
 
-    def _of_batch(self, x: Tensor, residual: Tensor | None, mask: Tensor | None) -> Tensor:
-        weight, bias, eps, activation = self.weight, self.bias, self.eps, self._fused
+    def _of_batch(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        mask: Tensor | None,
+    ) -> Tensor:
+        eps, activation = self.eps, self._fused
         stored = None
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             stored = Moments(self.running_mean, self.running_var, 0)
         if stored is not None and not self.training:
             terms = Terms((self.num_features,), weight, bias, eps, activation, residual, mask, who=self._who())
-            return normalize_stored(x, stored, terms)
+            return normalize_stored_with_any(x, stored, terms)
         y, own = functional.normalize_instances(x, weight, bias, eps, activation, residual, mask, self._who())
         if stored is not None and self.momentum is not None and not is_recomputing():
             functional.update_(stored, own, self.momentum)

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 from normkit import checks
 from normkit.activations import LEAKY_SLOPE, ActivationLike
-from normkit.functional import within as functional
 from normkit.kernels import layer_calls
-from normkit.kernels.reference import Recipe
-from normkit.layers.norm_layer import ELSEWHERE, NormLayer
+from normkit.layers.last_norm import LastNorm
+from normkit.layers.norm_layer import ELSEWHERE
 
 
-class LayerNorm(NormLayer, nn.LayerNorm, fast_path=True):
+class LayerNorm(LastNorm, nn.LayerNorm, fast_path=True):
     """Layer normalization: mean and variance over the last dimensions of each example.
 
     Args:
@@ -29,7 +28,9 @@ class LayerNorm(NormLayer, nn.LayerNorm, fast_path=True):
         negative_slope: of activation="leaky_relu".
 
     Call:
-        layer(x), or layer(x, residual=r) for activation(LN(x) + r).
+        layer(x), or layer(x, residual=r) for activation(LN(x) + r); layer(x, add=h) for activation(LN(x + h)) and
+        x + h. layer(x, weight=w, bias=b) takes gamma and beta from outside, in place of the layer's own: of shape
+        normalized_shape, or (N, *normalized_shape) for each example its own.
     """
 
     _torch = nn.LayerNorm
@@ -51,10 +52,6 @@ class LayerNorm(NormLayer, nn.LayerNorm, fast_path=True):
         super().__init__(list(shape), eps, elementwise_affine, bias, device, dtype)
         self._set_activation(activation, negative_slope)
 
-    def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        """Normalize each example over its last dimensions."""
-        return self._run(input, residual)
-
     def _run_fast(self, input: Tensor) -> Tensor | None:
         own = self._parameters
         weight, bias = own.get("weight", ELSEWHERE), own.get("bias", ELSEWHERE)
@@ -63,9 +60,5 @@ class LayerNorm(NormLayer, nn.LayerNorm, fast_path=True):
         terms = self.normalized_shape, self.eps, self._fused, self.training
         return layer_calls.layer_norm(input, weight, bias, *terms)
 
-    def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
-        recipe = Recipe(functional.last(input, self.normalized_shape), self.eps, self._fused)
-        who = f"{type(self).__name__}({list(self.normalized_shape)})"
-        return functional.normalize_last(
-            input, self.normalized_shape, self.weight, self.bias, recipe, residual, who=who
-        )
+    def _eps_for(self, input: Tensor) -> float:
+        return self.eps

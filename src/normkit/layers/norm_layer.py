@@ -92,7 +92,7 @@ class NormLayer(Unscriptable):
             own.pop("negative_slope", None)
 
     def _run(self, input: Tensor, residual: Tensor | None = None, mask: Tensor | None = None, **extras: Any) -> Tensor:
-        if residual is None and mask is None and self._has_fast_path and is_plain(input):
+        if residual is None and mask is None and not extras and self._has_fast_path and is_plain(input):
             y = self._run_fast(input)
             if y is not None:
                 return self._activated(y) if self._runs_after else y

@@ -14,10 +14,11 @@ from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.functional import within as functional
 from normkit.kernels import layer_calls
 from normkit.kernels.reference import Recipe, working_dtype
+from normkit.layers.last_norm import LastNorm
 from normkit.layers.norm_layer import ELSEWHERE, NormLayer
 
 
-class RMSNorm(NormLayer, nn.RMSNorm, fast_path=True):
+class RMSNorm(LastNorm, nn.RMSNorm, fast_path=True):
     """Root mean square normalization over the last dimensions of each example: x / sqrt(mean(x^2) + eps) * weight.
 
     Args:
@@ -30,10 +31,13 @@ class RMSNorm(NormLayer, nn.RMSNorm, fast_path=True):
         negative_slope: of activation="leaky_relu".
 
     Call:
-        layer(x), or layer(x, residual=r) for activation(RMS(x) + r).
+        layer(x), or layer(x, residual=r) for activation(RMS(x) + r); layer(x, add=h) for activation(RMS(x + h)) and
+        x + h. layer(x, weight=w, bias=b) takes gamma and beta from outside, in place of the layer's own: of shape
+        normalized_shape, or (N, *normalized_shape) for each example its own.
     """
 
     _torch = nn.RMSNorm
+    _centred = False
 
     def __init__(
         self,
@@ -51,22 +55,14 @@ class RMSNorm(NormLayer, nn.RMSNorm, fast_path=True):
         super().__init__(list(shape), eps, elementwise_affine, device, dtype)
         self._set_activation(activation, negative_slope)
 
-    def forward(self, input: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        """Scale each example by the root mean square of its last dimensions."""
-        return self._run(input, residual)
-
     def _run_fast(self, input: Tensor) -> Tensor | None:
         weight = self._parameters.get("weight", ELSEWHERE)
         if weight is ELSEWHERE:
             return None
-        eps = functional.rms_eps(input, self.eps)
-        return layer_calls.rms_norm(input, weight, self.normalized_shape, eps, self._fused)
+        return layer_calls.rms_norm(input, weight, self.normalized_shape, self._eps_for(input), self._fused)
 
-    def _compute(self, input: Tensor, *, residual: Tensor | None) -> Tensor:  # type: ignore[override]
-        over, eps = functional.last(input, self.normalized_shape), functional.rms_eps(input, self.eps)
-        recipe = Recipe(over, eps, self._fused, centred=False)
-        who = f"{type(self).__name__}({list(self.normalized_shape)})"
-        return functional.normalize_last(input, self.normalized_shape, self.weight, None, recipe, residual, who=who)
+    def _eps_for(self, input: Tensor) -> float:
+        return functional.rms_eps(input, self.eps)
 
     def _is_torchs(self, **extras: Any) -> bool:
         # Of torch's two ways to ONNX, the one that traces does not know its own operator.

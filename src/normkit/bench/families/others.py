@@ -12,11 +12,13 @@ from normkit.bench.contestants import (
     OTHERS,
     RELATIVES,
     Shape,
+    added,
     batch_norm,
     ghost_of_rows,
     group_norm,
     instance_norm,
     layer_norm,
+    of_examples,
     other,
     relative,
     rms_norm,
@@ -88,6 +90,21 @@ def _within_untuned() -> Iterator[Case]:
     for shape in [(63, 129), (2, 100_003)]:
         yield case(Input(shape), layer_norm(shape), "LayerNorm")
         yield case(Input(shape), rms_norm(shape), "RMSNorm")
+
+
+def calls() -> Iterator[Case]:
+    """What a call can bring along: gamma and beta of each example, and what is added before the norm."""
+    case = partial(LayerCase, "calls", tags=EVERYDAY)
+    maps = [(Input(_USUAL), True), (Input(_USUAL, "channels_last"), False), (Input((16, 256, 7, 7)), False)]
+    tokens = [(Input(_TOKENS), True), (Input((8, 16, 64)), False), (Input(_TOKENS, dtype=torch.bfloat16), False)]
+    for mode in MODES:
+        for kind, inputs in (("batch", maps), ("group", maps), ("layer", tokens), ("rms", tokens)):
+            for x, quick in inputs:
+                title = f"parameters of examples, {kind},"
+                yield case(x, of_examples(x.shape, kind), title, mode, parameters=x.dtype, quick=quick)
+        for kind in ("layer", "rms"):
+            for x, quick in tokens:
+                yield case(x, added(x.shape, kind), f"added, {kind},", mode, parameters=x.dtype, quick=quick)
 
 
 def small() -> Iterator[Case]:
