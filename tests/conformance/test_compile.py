@@ -23,8 +23,8 @@ COMPILED = {family(case): str(case) for case in reversed([*OF_MAPS, *CASES])}
 
 # Of the first, the ordinary run takes an operator of ours; plain torch with a value that is held is for the deep one.
 MECHANISMS = {"BatchNorm2d"}
-# Of the second, one family for each kind of graph: one step, a correction, a ring of batches, matrices, groups, a gate.
-FAMILIES = {"BatchNorm", "BatchRenorm", "MovingBatchNorm", "WhitenedBatchNorm", "GroupNorm", "EvoNormB0"}
+# Of the second, one family for each usual kind of graph: one step, a correction, a ring of batches, groups.
+FAMILIES = {"BatchNorm", "BatchRenorm", "MovingBatchNorm", "GroupNorm"}
 
 
 def rows():

@@ -113,6 +113,7 @@ def test_compiled(case):
     ),
     ids=lambda layer: type(layer).__name__,
 )
+@pytest.mark.deep
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_compiled_for_examples_that_only_the_data_numbers(layer):
     torch.compiler.reset()

@@ -9,6 +9,7 @@ from torch import nn
 import normkit as nk
 from normkit.kernels import select
 from support.case import randomize_
+from support.depth import thinned
 from support.twins import close, randn, same_state
 
 FUNCTIONS = {None: lambda z: z, "relu": torch.relu, "silu": nn.functional.silu}
@@ -95,7 +96,7 @@ def agree(found, wanted, inputs):
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("activation", FUNCTIONS)
+@pytest.mark.parametrize("activation", thinned(FUNCTIONS, ["relu"].__contains__))
 @rows
 def test_as_the_composition(row, activation, training, channels_last):
     layer, bare = (module.train(training) for module in made(row, activation))
@@ -155,7 +156,7 @@ def test_all_backends_agree(name, backend):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("activation", FUNCTIONS)
+@pytest.mark.parametrize("activation", thinned(FUNCTIONS, ["silu"].__contains__))
 @pytest.mark.parametrize("name", ["batch 2d", "group", "layer", "rms"])
 def test_in_smaller_types(name, activation, dtype, training):
     row = ROWS[name]
@@ -188,7 +189,7 @@ def test_with_a_mask(name):
     agree(layer(x, mask=mask, weight=weight, bias=bias), wanted, (x, weight, bias))
 
 
-@pytest.mark.parametrize("name", ["group", *(pytest.param(n, marks=pytest.mark.deep) for n in ("batch 2d", "layer"))])
+@pytest.mark.parametrize("name", thinned(["batch 2d", "group", "layer"], ["group"].__contains__))
 def test_compiled(name):
     row = ROWS[name]
     layer, _ = made(row, "relu")

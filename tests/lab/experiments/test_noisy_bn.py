@@ -248,6 +248,7 @@ def test_quick_trials_record_drifts(run):
     assert min(drifts) > 0.05  # units' shifts are drawn anew: 0.4 deviations on average
 
 
+@pytest.mark.deep
 def test_interrupted_and_resumed_it_has_the_unbroken_record(run, tmp_path):
     """Noise comes from the global random state, and drifts are from what the probe remembers."""
     trial = Trial("noisy-bn", ARMS["noisy-bn"], 0, "quick", "fashion-mini")

@@ -100,7 +100,7 @@ def test_clipped_gradients_are_short_against_their_weights(images):
     assert model.classifier.weight.grad.norm() > 100
 
 
-@pytest.mark.parametrize("name", thinned(ARMS, lambda name: name in ("fixup-0.1", "scaled-clipped-0.1")))
+@pytest.mark.parametrize("name", thinned(ARMS, lambda name: name == "scaled-clipped-0.1"))
 def test_a_quick_trial_runs_and_is_resumed(name, tmp_path):
     one = Trial("norm-free", ARMS[name], 0, "quick", "fashion-mini")
     run_trial(EXPERIMENT, one, RunOptions(tmp_path / "unbroken"), lambda *_: None)
