@@ -1,4 +1,4 @@
-"""Models of sequences as others write them, in plain torch, that know nothing of masks but where attention needs one."""
+"""Models of sequences as others write them, in plain torch: they know nothing of masks, but where attention does."""
 
 from __future__ import annotations
 

@@ -80,3 +80,45 @@ def _with_joined_norms(model: nn.Module, meeting: threading.Barrier, number: thr
             if isinstance(child, _BatchNorm) and (child.training or child.running_mean is None):
                 setattr(parent, name, _Joined(child, meeting, number))
     return twin
+
+
+def assert_as_unpadded(
+    model: nn.Module,
+    x: Tensor,
+    examples: Sequence[Tensor],
+    padded: Callable[[nn.Module, Tensor], Tensor],
+    *,
+    twin: nn.Module | None = None,
+    call: Callable[[nn.Module, Any], Tensor] = lambda model, one: model(one),
+    rounding: float = 1e-10,
+) -> None:
+    """A padded batch gives what its examples give, in outputs, statistics and gradients.
+
+    Args:
+        model: what `padded` is called with.
+        x: the batch, with something that is not zero in its padding.
+        examples: each as a batch of one. What they give are the first positions of what the batch gives.
+        padded: calls a model with the batch.
+        twin: the same model with the norms of torch, if these are others.
+        call: calls a model with an example.
+        rounding: how far results may be apart, relative to the largest.
+    """
+    twin = copy.deepcopy(model) if twin is None else twin
+    expected = run_unpadded(twin, examples, call)
+    pairs = zip(padded(model, x).split(1), expected, strict=True)
+    found = [one[tuple(slice(size) for size in other.shape)] for one, other in pairs]
+    _assert_near(found, expected, rounding, "outputs")
+    _assert_near(list(model.buffers()), list(twin.buffers()), rounding, "statistics")
+    weights = [torch.randn_like(one) for one in expected]
+    for some in (found, expected):
+        torch.stack([(one * weight).sum() for one, weight in zip(some, weights, strict=True)]).sum().backward()
+    grads = [[p.grad for p in one.parameters() if p.grad is not None] for one in (model, twin)]
+    _assert_near(*grads, rounding, "gradients")
+
+
+def _assert_near(found: Sequence[Tensor], expected: Sequence[Tensor], rounding: float, what: str) -> None:
+    size = max((one.abs().max().item() for one in expected if one.is_floating_point()), default=0.0)
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape, what
+        furthest = (one.double() - other.double()).abs().max().item()
+        assert furthest <= rounding * size, f"{what} differ by {furthest:.1e} of {size:.1e}"

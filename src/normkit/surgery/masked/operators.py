@@ -129,15 +129,15 @@ _AVERAGE = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_inc
 _ADAPTIVE = ("input", "output_size", "return_indices")
 _INTERPOLATE = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
 
-_MAX_POOLS = [F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d]
+_MAX_POOLS: list[Any] = [F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d]
 _MAX_POOLS += [F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices]
-_AVERAGE_POOLS = [F.avg_pool1d, F.avg_pool2d, F.avg_pool3d]
-_WHOLE_AVERAGES = [F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d]
-_WHOLE_MAXES = [F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d]
+_AVERAGE_POOLS: list[Any] = [F.avg_pool1d, F.avg_pool2d, F.avg_pool3d]
+_WHOLE_AVERAGES: list[Any] = [F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d]
+_WHOLE_MAXES: list[Any] = [F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d]
 _WHOLE_MAXES += [F.adaptive_max_pool1d_with_indices, F.adaptive_max_pool2d_with_indices]
 _WHOLE_MAXES += [F.adaptive_max_pool3d_with_indices]
-_OTHERS = [F.unfold, F.fold, F.lp_pool1d, F.lp_pool2d, F.lp_pool3d, F.max_unpool1d, F.max_unpool2d, F.max_unpool3d]
-_OTHERS += [F.fractional_max_pool2d, F.fractional_max_pool3d]
+_OTHERS: list[Any] = [F.unfold, F.fold, F.lp_pool1d, F.lp_pool2d, F.lp_pool3d]
+_OTHERS += [F.max_unpool1d, F.max_unpool2d, F.max_unpool3d, F.fractional_max_pool2d, F.fractional_max_pool3d]
 _OTHERS += [F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices]
 
 OPERATORS: dict[Any, Operator] = {
