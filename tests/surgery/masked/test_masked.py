@@ -490,3 +490,6 @@ def test_a_layer_that_is_called_by_itself():
     model = net()
     with nk.masked(model, MASK), pytest.raises(nk.UnsupportedError, match=r"1 \(BatchNorm1d\) was called by itself"):
         model[1](x())
+    replica = model._replicate_for_data_parallel()  # what DataParallel runs in a thread of its own
+    with nk.masked(model, MASK), pytest.raises(nk.UnsupportedError, match="or in another thread than the model"):
+        replica(x(3))
