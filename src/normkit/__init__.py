@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from normkit.surgery.checkpoint.file import CheckpointError
     from normkit.surgery.checkpoint.manifest import manifest
     from normkit.surgery.fold import fold
+    from normkit.surgery.masked import masked
     from normkit.surgery.merge import merge
     from normkit.surgery.no_updates import no_updates
     from normkit.surgery.parameter_groups import ParameterGroups, parameter_groups
@@ -81,6 +82,7 @@ __all__ = [
     "layers",
     "load",
     "manifest",
+    "masked",
     "merge",
     "no_updates",
     "norm_layer",

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-BeforeForward = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]  # layer, args, kwargs
+# layer, args, kwargs -> None, or what the layer is called with instead: (args, kwargs)
+BeforeForward = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, dict[str, Any]] | None]
 AfterForward = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]  # layer, args, kwargs, output
 
 

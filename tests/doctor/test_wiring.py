@@ -249,6 +249,8 @@ def test_padding_that_is_masked_is_not_counted():
     assert Case(model, batches).found("NK109") == set()
     plain = nn.Sequential(model.conv, model.norm)
     assert Case(plain, [x for x, _ in batches]).found("NK109") == {"1"}
+    (found,) = nk.examine(plain, [x for x, _ in batches], select="NK109").findings
+    assert "with nk.masked(model, mask)" in found.remedy
 
 
 def test_pictures_with_dark_borders_are_not_padded():

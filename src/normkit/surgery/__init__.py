@@ -6,6 +6,7 @@ from normkit.surgery.checkpoint.differences import MismatchError
 from normkit.surgery.checkpoint.file import CheckpointError
 from normkit.surgery.checkpoint.manifest import manifest
 from normkit.surgery.fold import fold
+from normkit.surgery.masked import masked
 from normkit.surgery.merge import merge
 from normkit.surgery.no_updates import no_updates
 from normkit.surgery.parameter_groups import ParameterGroups, parameter_groups
@@ -32,6 +33,7 @@ __all__ = [
     "freeze",
     "load",
     "manifest",
+    "masked",
     "merge",
     "no_updates",
     "norm_layer",

@@ -21,7 +21,8 @@ def padding_in_statistics(evidence: Evidence) -> Iterator[Finding]:
 
     Not a fault when: the constant ends are data, such as silence that belongs to the recording.
 
-    Remedy: `mask=` of normkit's batch, group and instance norms, or a norm over the channels of each position (layer).
+    Remedy: `with nk.masked(model, mask):` around the call, `mask=` of normkit's batch, group and instance norms, or a
+    norm over the channels of each position (layer).
     """
     for norm in evidence.norms:
         shares = [call.padded for call in evidence.given.get(norm.name, [])]
@@ -32,6 +33,6 @@ def padding_in_statistics(evidence: Evidence) -> Iterator[Finding]:
             padding_in_statistics,
             norm.name,
             f"{padded:.0%} of the positions that its statistics are taken of are padding.",
-            "nk.convert(model, to='batch'), and layer(x, mask=mask)",
+            "with nk.masked(model, mask): around the call, or nk.convert(model, to='batch') and layer(x, mask=mask)",
             padded=padded,
         )
