@@ -116,6 +116,13 @@ def normalized_shape(shape: int | Sequence[int], who: object) -> tuple[int, ...]
     return sizes
 
 
+def channels(number: int, who: object) -> int:
+    """Return the number of channels of a layer, which must be one."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ArgumentError(f"{who} needs a number of channels, 1 or more; got {number!r}.")
+    return number
+
+
 def groups(divisor: int, num_channels: int, who: object, name: str = "num_groups") -> None:
     """Check that groups of channels come out even, whether their number is given or their size."""
     if divisor < 1 or num_channels % divisor:
