@@ -114,7 +114,9 @@ class DynamicTanh(Squashed):
 
 
 class Derf(Squashed):
-    """The error function of every value by itself, in the place of a layer norm: weight * erf(alpha * x + shift) + bias.
+    """The error function of every value by itself, in the place of a layer norm.
+
+        weight * erf(alpha * x + shift) + bias
 
     Args:
         normalized_shape: sizes of the last dimensions, which have a gamma and beta for each element, or the number of

@@ -93,6 +93,7 @@ def _describe_batch(bn: _BatchNorm) -> NormSpec:
         eps=bn.eps,
         momentum=None if updates == "never" else bn.momentum,
         num_features=bn.num_features,
+        channel_dim=bn.dim if isinstance(bn, BatchNorm) else 1,
     )
 
 

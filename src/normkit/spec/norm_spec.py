@@ -145,6 +145,10 @@ class NormSpec:
         """Whether its channels are the last dimensions of its input, and it normalizes these if it normalizes."""
         return self.kind in _OVER_LAST and not self.channels_first
 
+    def channels_in(self, rank: int) -> int:
+        """The dimension of the channels, counted from the first, in an input of this many dimensions."""
+        return rank - 1 if self.is_over_last else self.channel_dim % rank
+
     @property
     def is_replaceable(self) -> bool:
         """Whether another norm can take its place."""

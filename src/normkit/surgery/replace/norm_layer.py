@@ -60,7 +60,7 @@ def norm_layer(kind: TargetName, *, dims: int = 2, **options: Any) -> NormLayerF
     Args:
         kind: a name that `convert` takes.
         dims: of the positions: 2 for maps (N, C, H, W), 3 for volumes, 1 for (N, C) and (N, C, L) and, with "layer",
-            "rms" and "scale", for inputs with the channels last.
+            "rms", "scale", "dyt" and "derf", for inputs with the channels last.
         options: for the layers: eps, momentum, affine, activation, groups and so on; for "position" height and width.
     """
     target_named(kind, "kind")
@@ -84,7 +84,7 @@ def _class_of(kind: str, dims: int) -> type[nn.Module]:
     if kind in ("rms", "scale") and dims > 1:
         raise ArgumentError(
             f'"{kind}" norms take the last dimension for the channels; got dims={dims}. Pass dims=1 for inputs with '
-            'the channels last; for maps take "layer" or "group".'
+            'the channels last; for maps take "layer" or "group", or nk.RMSNorm2d.'
         )
     classes = _row(kind, dims).ours
     if ANY not in classes and dims not in classes:
@@ -120,6 +120,8 @@ def _arguments(
 ) -> dict[str, Any]:
     """All arguments of the constructor."""
     target, own = _row(kind, dims), _renamed(made, options)
+    if kind in ("dyt", "derf"):
+        own.setdefault("channels_last", dims == 1)
     if target.size == "normalized_shape":
         return {target.size: channels, **own}
     if type(channels) is not int or channels < 1:

@@ -45,6 +45,8 @@ def _in_torch(site: Site, options: Sequence[str]) -> Replacement:
     kind = _class_for(layer)
     if kind is None:
         raise Skip(f"torch has no class that computes what a {site.class_name} does")
+    if site.spec.channel_dim != 1:
+        raise Skip(f"its channels are in dimension {site.spec.channel_dim}, and torch's class has them in dimension 1")
     if options:
         raise Skip(f"it is called with {', '.join(options)}, which torch's layers do not take")
     must_be_understood(site, frozen_twin)
