@@ -248,7 +248,7 @@ def squashed(
     recorded = torch.compiler.is_compiling() or is_exporting()
     if requested() == "native" and (recorded or function == "erf"):
         _refuse("there are none for compiled code here" if recorded else "there are none for the error function")
-    if not recorded and (x.is_contiguous() or not channels_last):
+    if not recorded and (x.is_contiguous() or not channels_last or requested() == "native"):
         rows, beside = (_as_rows(t, weight) if channels_last else t for t in (x, residual))
         y = _squashed_by_loops(rows, function, alpha, shift, weight.flatten(), bias.flatten(), activation, beside)
         if y is not None:

@@ -72,10 +72,11 @@ class Squashed(NormLayer):
         return select.squashed(input, *terms, residual, self.channels_last)
 
     def extra_repr(self) -> str:
-        """The shape, where the channels are, the first alpha, and the activation."""
+        """The shape, where the channels are, the first values, and the activation."""
         shape = self.normalized_shape[0] if len(self.normalized_shape) == 1 else self.normalized_shape
-        parts = [str(shape), f"channels_last={self.channels_last}", f"alpha_init_value={self.alpha_init_value}"]
-        return ", ".join(filter(None, [*parts, super().extra_repr()]))
+        named = ("channels_last", "alpha_init_value", "shift_init_value")
+        parts = [f"{name}={value}" for name in named if (value := vars(self).get(name)) is not None]
+        return ", ".join(filter(None, [str(shape), *parts, super().extra_repr()]))
 
 
 class DynamicTanh(Squashed):

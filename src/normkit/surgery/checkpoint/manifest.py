@@ -64,7 +64,8 @@ def manifest(model: nn.Module) -> dict[str, Any]:
     - "counts": "layers", "parameters" and "norms".
     - "norms": of every norm layer, by name, its "class", its "mode" ("train" or "eval"), what `describe` says of it
       (kind, over, uses, scope, updates, affine, eps, momentum, num_features, normalized_shape, num_groups, activation,
-      channels_first, channel_dim, weight_offset, names, exact), its "num_batches_tracked", and "options": its other arguments.
+      channels_first, channel_dim, weight_offset, names, exact), its "num_batches_tracked", and "options": its other
+      arguments.
     - "unknown": of layers that are norms by their names, and that `describe` does not know, "class" and "options".
     """
     if not isinstance(model, nn.Module):

@@ -53,9 +53,9 @@ def norm_layer(kind: TargetName, *, dims: int = 2, **options: Any) -> NormLayerF
     """A factory of norm layers, for the `norm_layer=` of torchvision, timm and other libraries.
 
     Called with a number of channels it makes a layer of ours; groups are fitted to the channels, as `convert` does it.
-    The call may have options of its own, which take precedence: device, dtype, eps, momentum, affine. A momentum is
-    ignored by kinds that have none: the code that passes it does not know the kind. Factories can be copied and
-    pickled.
+    The call may have options of its own, which take precedence: device, dtype, eps, momentum, affine. A momentum and
+    an eps are ignored by kinds that have none: the code that passes them does not know the kind. Factories can be
+    copied and pickled.
 
     Args:
         kind: a name that `convert` takes.
@@ -104,8 +104,9 @@ def _taken(made: type[nn.Module], target: Target, kind: str) -> tuple[str, ...]:
 def _renamed(made: type[nn.Module], options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as the class calls them, without those that it has no use for."""
     own, parameters = dict(options), inspect.signature(made).parameters
-    if "momentum" not in parameters:
-        own.pop("momentum", None)
+    for name in ("momentum", "eps"):
+        if name not in parameters:
+            own.pop(name, None)
     if "affine" in own and "affine" not in parameters:
         affine = own.pop("affine")
         if "elementwise_affine" in parameters:

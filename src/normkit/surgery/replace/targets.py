@@ -154,9 +154,7 @@ TARGETS: dict[str, Target] = {
     "layer": Target(
         {ANY: layers.LayerNorm}, {ANY: nn.LayerNorm}, size="normalized_shape", of_channels={2: layers.LayerNorm2d}
     ),
-    "rms": Target(
-        {ANY: layers.RMSNorm}, {ANY: nn.RMSNorm}, size="normalized_shape", of_channels={2: layers.RMSNorm2d}
-    ),
+    "rms": Target({ANY: layers.RMSNorm}, {ANY: nn.RMSNorm}, size="normalized_shape", of_channels={2: layers.RMSNorm2d}),
     "scale": Target({ANY: layers.ScaleNorm}, size="dim"),
     "dyt": Target({ANY: layers.DynamicTanh}, options=("alpha_init_value",), size="normalized_shape"),
     "derf": Target({ANY: layers.Derf}, options=("alpha_init_value", "shift_init_value"), size="normalized_shape"),

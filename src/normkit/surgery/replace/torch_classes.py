@@ -42,7 +42,7 @@ def _in_torch(site: Site, options: Sequence[str]) -> Replacement:
     layer = site.layer
     if not isinstance(layer, NormLayer) and type(layer).__module__.startswith("torch.nn."):
         raise NothingToDo("is torch's own already")
-    kind = _class_for(layer)
+    kind = None if site.spec.channels_first else _class_for(layer)  # torch's layer and RMS norms take the last
     if kind is None:
         raise Skip(f"torch has no class that computes what a {site.class_name} does")
     if site.spec.channel_dim != 1:
