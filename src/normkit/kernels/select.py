@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from normkit.errors import ArgumentError, BackendError
-from normkit.kernels import autograd, core, fused, gate, masked, mixed, moving, native, plans, reference
+from normkit.kernels import autograd, core, fused, gate, masked, mixed, moving, native, plans, reference, squash
 from normkit.kernels.mixed import Mix, Mixed
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
@@ -24,7 +24,6 @@ from normkit.moments import Moments
 from normkit.tracing import is_exporting, is_transformed_or_dual
 
 Backend = Literal["auto", "native", "torch", "reference"]
-Squashing = Literal["tanh", "erf"]
 
 _requested: ContextVar[Backend] = ContextVar("normkit backend", default="auto")
 requested_eagerly = _requested.get  # as `requested`, for code that is not being compiled
@@ -187,7 +186,7 @@ def normalized_channels(
         y = normalize(flat, recipe, residual=beside)[0]
     else:
         y = restored(normalize(flat, bare)[0], recipe.activation, weight, bias, beside)
-    return y.unflatten(2, x.shape[2:])
+    return cast(Tensor, y.unflatten(2, x.shape[2:]))
 
 
 def _runs_in_loops(x: Tensor, recipe: Recipe, residual: Tensor | None = None) -> bool:
@@ -229,7 +228,7 @@ def normalize_stored(
 
 def squashed(
     x: Tensor,
-    function: Squashing,
+    function: squash.Function,
     alpha: Tensor,
     shift: Tensor | None,
     weight: Tensor,
@@ -255,7 +254,7 @@ def squashed(
             return y.view(x.shape) if channels_last else y
     wide = reference.working_dtype(x) if requested() == "reference" else masked.statistics_dtype(x)
     shape = weight.shape if channels_last else (1, -1, *(1,) * (x.dim() - 2))
-    y = _bent(x, function, alpha, shift, wide) * weight.to(wide).reshape(shape)
+    y = squash.by_operators(x, function, alpha, shift, wide) * weight.to(wide).reshape(shape)
     return reference.finish(y, bias.to(wide).reshape(shape), residual, activation).to(x.dtype)
 
 
@@ -265,7 +264,7 @@ def _as_rows(t: Tensor | None, weight: Tensor) -> Tensor | None:
 
 def _squashed_by_loops(
     x: Any,
-    function: Squashing,
+    function: squash.Function,
     alpha: Tensor,
     shift: Tensor | None,
     weight: Tensor,
@@ -281,17 +280,10 @@ def _squashed_by_loops(
         own = alpha.to(torch.promote_types(alpha.dtype, torch.float32)).expand(x.shape[1])
         y = restored(x, "tanh", own, None)
     elif masked.statistics_dtype(x) is x.dtype:
-        y = _bent(x, function, alpha, shift, x.dtype)
+        y = squash.by_operators(x, function, alpha, shift, x.dtype)
     else:
         return None
     return restored(y, activation, weight, bias, residual)
-
-
-def _bent(x: Tensor, function: Squashing, alpha: Tensor, shift: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Function(alpha * x + shift), by operators in this type."""
-    x, alpha = x.to(dtype), alpha.to(dtype)
-    z = x * alpha if shift is None else torch.addcmul(shift.to(dtype), x, alpha)
-    return z.tanh() if function == "tanh" else z.erf()
 
 
 def _restores_in_loops(

@@ -13,14 +13,14 @@ from normkit import checks
 from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.errors import ArgumentError
 from normkit.kernels import select
-from normkit.kernels.select import Squashing
+from normkit.kernels.squash import Function
 from normkit.layers.norm_layer import NormLayer
 
 
 class Squashed(NormLayer):
     """What both share: a scale for all values, alpha, and gamma and beta like those of a layer norm."""
 
-    _function: ClassVar[Squashing]
+    _function: ClassVar[Function]
 
     def __init__(
         self,
