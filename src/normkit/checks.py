@@ -67,8 +67,42 @@ def batch_input(x: Tensor, who: object, features: Sequence[int], ranks: Sequence
     if x.dim() not in ranks:
         hint = "A single example? Add the batch dimension with x.unsqueeze(0)."
     elif x.shape[-1] == features[0]:
-        hint = "Channels in the last dimension? Move them with x.movedim(-1, 1)."
+        hint = "Channels in the last dimension? Move them with x.movedim(-1, 1), or give a BatchNorm dim=-1."
     raise ShapeError(f"{who} needs {needed}; got {tuple(x.shape)}. {hint}")
+
+
+def channel_dim(dim: int, rank: int, who: object) -> None:
+    """Check which dimension of inputs of at most this rank has the channels."""
+    if isinstance(dim, bool) or not isinstance(dim, int) or dim == 0 or not -rank < dim < rank:
+        raise ArgumentError(
+            f"{who}: dim must be that of the channels, from 1 to {rank - 1} or from -{rank - 1} to -1, because the "
+            f"first has the examples; got {dim!r}."
+        )
+
+
+def channels_at(dim: int, x: Tensor, who: object, channels: int, ranks: Sequence[int]) -> int:
+    """Check an input that has its channels in dimension `dim`; return that, counted from the first."""
+    rank = x.dim()
+    own = dim + rank if dim < 0 else dim
+    if is_exporting():
+        return own
+    floating(x, who)
+    if rank in ranks and 0 < own < rank and x.shape[own] == channels:
+        return own
+    places = [dim + r if dim < 0 else dim for r in ranks]
+    needed = [_with_channels_at(place, r, channels) for place, r in zip(places, ranks, strict=True) if 0 < place < r]
+    hint = "Check the number of channels."
+    if rank not in ranks:
+        hint = "A single example? Add the batch dimension with x.unsqueeze(0)."
+    elif x.shape[1] == channels:
+        hint = "Channels in dimension 1? Leave dim= out."
+    raise ShapeError(f"{who} needs {' or '.join(needed)}; got {tuple(x.shape)}. {hint}")
+
+
+def _with_channels_at(dim: int, rank: int, channels: int) -> str:
+    axes = _AXES[rank].format(c=channels).split(", ")
+    axes.insert(dim, axes.pop(1))
+    return f"({', '.join(axes)})"
 
 
 def floating(x: Tensor, who: object) -> None:
@@ -86,7 +120,7 @@ def last_dimensions(x: Tensor, who: object, shape: Sequence[int]) -> None:
         return
     hint = "Check the normalized shape."
     if x.dim() > 2 and x.shape[1] == shape[-1]:
-        hint = "Channels in dimension 1? Move them with x.movedim(1, -1), or use GroupNorm with one group."
+        hint = "Channels in dimension 1? Use LayerNorm2d or RMSNorm2d, or move them with x.movedim(1, -1)."
     raise ShapeError(f"{who} needs (..., {', '.join(map(str, shape))}); got {tuple(x.shape)}. {hint}")
 
 
@@ -114,6 +148,13 @@ def normalized_shape(shape: int | Sequence[int], who: object) -> tuple[int, ...]
             f"{who} needs a normalized_shape of one or more sizes, those of the last dimensions; got {shape}."
         )
     return sizes
+
+
+def channels(number: int, who: object) -> int:
+    """Return the number of channels of a layer, which must be one."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ArgumentError(f"{who} needs a number of channels, 1 or more; got {number!r}.")
+    return number
 
 
 def groups(divisor: int, num_channels: int, who: object, name: str = "num_groups") -> None:

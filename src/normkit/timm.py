@@ -183,7 +183,8 @@ def _is_more_than_torchs(layer: nn.Module) -> bool:
         return False
     is_plain = type(layer) in (layers.BatchNorm1d, layers.BatchNorm2d, layers.BatchNorm3d)
     propagates = getattr(layer, "nonfinite", "propagate") == "propagate"
-    return not (is_plain and propagates and isinstance(spec.affine, bool) and spec.activation is None)
+    is_usual = propagates and spec.channel_dim == 1
+    return not (is_plain and is_usual and isinstance(spec.affine, bool) and spec.activation is None)
 
 
 def _is_frozen(layer: nn.Module) -> bool:

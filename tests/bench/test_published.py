@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from normkit.bench.contestants import OTHERS, RELATIVES, ghost_of_rows, masked_batch_norm, other, relative
+from normkit.bench.contestants import (
+    OF_MAPS,
+    OTHERS,
+    POINTWISE,
+    RELATIVES,
+    ghost_of_rows,
+    masked_batch_norm,
+    other,
+    relative,
+)
 
 CHANNELS = 64  # what EvoNormS0's 32 groups divide
 MAPS = (8, CHANNELS, 3, 4)
@@ -71,10 +80,10 @@ def test_ghost_of_rows():
     assert_same_training(ours, published, (24, CHANNELS))
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [*OTHERS, *OF_MAPS, *POINTWISE])
 def test_others(name):
     ours, published = twins(other(name, CHANNELS))
-    shape = (8, 5, CHANNELS) if name == "ScaleNorm" else MAPS
+    shape = (8, 5, CHANNELS) if name in ("ScaleNorm", *POINTWISE) else MAPS
     # ScaleNorm's eps is ours to place: in the mean square, or as the least length.
     assert_same_training(ours, published, shape, tolerance=1e-4 if name == "ScaleNorm" else 1e-9)
 

@@ -109,6 +109,8 @@ WANTED = {
     "BatchRenorm2d training: our time over our BatchNorm's": (1.5, "mean"),
     "EvoNormB0 training, over published code": (2.0, "mean"),
     "ScaleNorm evaluation, over published code": (2.0, "mean"),
+    "LayerNorm2d training, over published code": (1.0, "worst"),
+    "DynamicTanh evaluation, over published code": (1.0, "worst"),
     "GroupNorm(32) NCHW, over eager": (1.3, "mean"),
     "LayerNorm (M, 384 to 1024) bfloat16, over eager": (1.15, "mean"),
     "GroupNorm(32) channels_last and 2-D, InstanceNorm, RMSNorm 2-D, LayerNorm channels_last, over eager": (

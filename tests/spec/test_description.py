@@ -98,6 +98,34 @@ def test_position_batch_norm_shares_statistics_over_examples_alone():
     assert nk.describe(layer.eval()).uses == "stored"
 
 
+@pytest.mark.parametrize("dim", [-1, 2, -2])
+def test_the_dimension_of_the_channels(dim):
+    for cls in BATCH_NORMS[1:3]:
+        spec = nk.describe(cls(5, eps=0.02, momentum=0.3, dim=dim))
+        assert spec == changed(channel_dim=dim)
+        assert spec.channels_in(5) == dim % 5
+    assert nk.describe(nn.LayerNorm(6)).channels_in(3) == 2
+    assert nk.describe(nk.LayerNorm2d(6)).channels_in(4) == nk.describe(nn.BatchNorm2d(6)).channels_in(4) == 1
+
+
+@pytest.mark.parametrize("affine", [True, False, "scale", "shift"])
+def test_norms_of_the_channels_of_maps(affine):
+    expected = nk.NormSpec(
+        kind="layer", over=("C",), uses="batch", affine=affine, eps=0.02, num_features=6, channels_first=True
+    )
+    assert nk.describe(nk.LayerNorm2d(6, 0.02, affine)) == expected
+    scales = dataclasses.replace(expected, kind="rms", affine="scale" if affine else False, activation="silu")
+    assert nk.describe(nk.RMSNorm2d(6, 0.02, bool(affine), activation="silu")) == scales
+
+
+@pytest.mark.parametrize(("cls", "kind"), [(nk.DynamicTanh, "dyt"), (nk.Derf, "derf")])
+def test_functions_of_single_values(cls, kind):
+    expected = nk.NormSpec(kind=kind, over=(), uses="batch", affine=True, eps=None, normalized_shape=(3, 6))
+    assert nk.describe(cls((3, 6))) == expected
+    second = dataclasses.replace(expected, normalized_shape=None, num_features=6, channels_first=True)
+    assert nk.describe(cls(6, False)) == second
+
+
 def test_sync_batch_norm_is_synced():
     layer = nn.SyncBatchNorm(5, eps=0.02, momentum=0.3)
     assert nk.describe(layer) == changed(scope="synced")
@@ -367,11 +395,11 @@ PROPERTIES = {
         *("batch", "renorm", "accumulated", "domain", "whitened", "switchable", "group", "instance", "layer"),
         "weight-standardized",
     },
-    "is_over_last": {"layer", "rms", "scale"},
+    "is_over_last": {"layer", "rms", "scale", "dyt", "derf"},
     "moves_affine": {"layer", "rms"},
     "is_replaceable": {
         *("batch", "renorm", "accumulated", "domain", "moving", "whitened", "switchable"),
-        *("group", "instance", "filter-response", "layer", "rms", "scale"),
+        *("group", "instance", "filter-response", "layer", "rms", "scale", "dyt", "derf"),
     },
     "statistics_per_example": {"group", "instance", "layer"},
 }
@@ -383,6 +411,8 @@ def test_what_a_kind_allows(case):
     expected = {name: spec.kind in kinds for name, kinds in PROPERTIES.items()}
     if spec.over == ("N",):  # statistics of its own for every position, for which no other norm has room
         expected["is_replaceable"] = False
+    if spec.channels_first:  # statistics of its own for every position, however many it is given
+        expected["is_over_last"] = expected["statistics_per_example"] = False
     assert {name: bool(getattr(spec, name)) for name in PROPERTIES} == expected
     assert spec.has_gamma is (spec.kind not in {"weight-standardized", "skip-init"})
 

@@ -2,7 +2,7 @@
 
 from support.case import Case as Case
 from support.case import randomize_ as randomize_
-from support.rows import across, mixed, relatives, weights, within
+from support.rows import across, mixed, pointwise, relatives, weights, within
 
-CASES = [*across.ROWS, *relatives.ROWS, *within.ROWS, *mixed.ROWS, *weights.ROWS]
+CASES = [*across.ROWS, *relatives.ROWS, *within.ROWS, *pointwise.ROWS, *mixed.ROWS, *weights.ROWS]
 TWINS = [case for case in CASES if case.twin is not None]

@@ -214,6 +214,17 @@ OTHERS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], nn.Module]]]
 }
 
 
+# Norms over the channels of each position of maps, and functions of single values in the place of norms.
+OF_MAPS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], nn.Module]]] = {
+    "LayerNorm2d": (layers.LayerNorm2d, partial(published.LayerNorm2d, eps=1e-6)),
+    "RMSNorm2d": (layers.RMSNorm2d, published.RMSNorm2d),
+}
+POINTWISE: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], nn.Module]]] = {
+    "DynamicTanh": (layers.DynamicTanh, published.DynamicTanh),
+    "Derf": (layers.Derf, published.Derf),
+}
+
+
 def relative(name: str, channels: int) -> Contestants:
     """One of BatchNorm's relatives: ours, the published code, and our BatchNorm, to which it should keep close."""
     ours, theirs = RELATIVES[name]
@@ -235,5 +246,5 @@ def ghost_of_rows(channels: int, chunk_size: int = 128) -> Contestants:
 
 def other(name: str, size: int) -> Contestants:
     """A norm that torch has nothing like: ours, and the published code."""
-    ours, theirs = OTHERS[name]
+    ours, theirs = (OTHERS | OF_MAPS | POINTWISE)[name]
     return {OURS: partial(ours, size), PUBLISHED: partial(theirs, size)}

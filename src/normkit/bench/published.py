@@ -303,3 +303,51 @@ class ScaleNorm(nn.Module):
         """Divide by the length of the last dimension."""
         length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return x * (self.weight / length.clamp(min=self.eps))
+
+
+class LayerNorm2d(_Affine):
+    """Layer normalization of the channels of maps, as ConvNeXt, torchvision and timm have it: permuted and back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize the channels of each position."""
+        rows = F.layer_norm(x.permute(0, 2, 3, 1), self.weight.shape, self.weight, self.bias, self.eps)
+        return rows.permute(0, 3, 1, 2)
+
+
+class RMSNorm2d(nn.Module):
+    """Root mean square normalization of the channels of maps, as timm has it: operators over the second dimension."""
+
+    def __init__(self, channels: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Divide the channels of each position by their root mean square."""
+        return x * torch.rsqrt(x.square().mean(1, keepdim=True) + self.eps) * _per_channel(self.weight, x)
+
+
+class DynamicTanh(nn.Module):
+    """A tanh in the place of a layer norm (Zhu et al. 2025)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.full((1,), 0.5))
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Squash every value."""
+        return torch.tanh(self.alpha * x) * self.weight + self.bias
+
+
+class Derf(DynamicTanh):
+    """An error function in its place (Chen et al. 2025)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.shift = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Squash every value."""
+        return torch.erf(self.alpha * x + self.shift) * self.weight + self.bias

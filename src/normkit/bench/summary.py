@@ -7,7 +7,7 @@ from typing import Any
 
 from normkit.activations import ACTIVATIONS
 from normkit.bench.case import EAGER, OUR_BATCH_NORM, OURS, PUBLISHED, UNMASKED, Result
-from normkit.bench.contestants import OTHERS, RELATIVES
+from normkit.bench.contestants import OF_MAPS, OTHERS, POINTWISE, RELATIVES
 from normkit.bench.families.options import OPTIONS
 from normkit.bench.figure import Number, SummaryFigure, SummaryRow, Wanted, row
 from normkit.bench.layer_case import is_compiled
@@ -165,6 +165,11 @@ def _within() -> Iterator[SummaryFigure]:
     yield SummaryFigure(
         "GroupNorm(32) NCHW, over eager", _tuned("GroupNorm(32)", "NCHW"), _OVER_EAGER, wanted=Wanted(1.3)
     )
+    for name in (*OF_MAPS, *POINTWISE):
+        for mode in _MODES:
+            selects = _in("within", title=name, mode=mode)
+            figure = f"{name} {mode}, over published code"
+            yield SummaryFigure(figure, selects, over(PUBLISHED), wanted=Wanted(1.0, "worst"))
     for dtype in ("float32", "bfloat16"):
         vectors = _in("within", vectors=True, dtype=dtype)
         yield SummaryFigure(

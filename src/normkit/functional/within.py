@@ -154,7 +154,7 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
     return (wide / (k + alpha / size * near) ** beta).to(input.dtype)
 
 
-# ---- what the layers call: two ways to normalize, and one to store statistics
+# ---- what the layers call: three ways to normalize, and one to store statistics
 
 
 def normalize_last(
@@ -182,6 +182,27 @@ def normalize_last(
     if has_no_values(x):
         return normalize_nothing(x, recipe, weight, bias, residual)
     return select.normalized(x, recipe, weight=weight, bias=bias, residual=residual)
+
+
+def normalize_channels(
+    x: Tensor,
+    channels: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    activation: str | None,
+    residual: Tensor | None,
+    centred: bool,
+    who: str,
+) -> Tensor:
+    """Normalize the channels of each position of maps, (N, C, H, W)."""
+    checks.batch_input(x, who, (channels,), (4,))
+    checks.same_shape(residual, x, who)
+    if has_no_values(x):
+        nothing = Recipe((), eps, activation, centred, (1, channels, 1, 1))
+        return normalize_nothing(x, nothing, weight, bias, residual)
+    recipe = Recipe((1,), eps, activation, centred)
+    return select.normalized_channels(x, recipe, weight=weight, bias=bias, residual=residual)
 
 
 def normalize_groups(

@@ -150,8 +150,9 @@ def by_channel(layer: nn.Module, t: Tensor) -> Tensor:
     if t.dim() < 2:
         return t.reshape(1, -1)
     spec = describe(layer)
-    is_last = isinstance(layer, nn.Linear) or (spec is not None and spec.is_over_last)
-    return t.movedim(-1 if is_last else 1, 0).flatten(1)
+    if spec is not None:
+        return t.movedim(spec.channels_in(t.dim()), 0).flatten(1)
+    return t.movedim(-1 if isinstance(layer, nn.Linear) else 1, 0).flatten(1)
 
 
 def rms(values: Tensor) -> float | None:

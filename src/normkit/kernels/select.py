@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from normkit.errors import ArgumentError, BackendError
-from normkit.kernels import autograd, core, fused, gate, masked, mixed, moving, native, plans, reference
+from normkit.kernels import autograd, core, fused, gate, masked, mixed, moving, native, plans, reference, squash
 from normkit.kernels.mixed import Mix, Mixed
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
@@ -161,6 +161,49 @@ def normalized(
     return normalize(x, recipe, weight=weight, bias=bias, residual=residual)[0]
 
 
+def normalized_channels(
+    x: Tensor,
+    recipe: Recipe,
+    *,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+) -> Tensor:
+    """As `normalized`, of the channels at each position of x, (N, C, ...), which lie side by side or positions do.
+
+    Channels side by side are the rows of a norm over the last dimension. Positions side by side have their statistics
+    in the loops as a batch in chunks has its: an example is a chunk, of as many rows as it has channels. Gamma and
+    beta, one for each such row, then take a second pass, which is a batch norm's evaluation with mean 0 and variance 1:
+    reading two tensors and writing two, where rows made by a copy and copied back would be three of each.
+    """
+    flat, beside = x.flatten(2), None if residual is None else residual.flatten(2)
+    bare = recipe._replace(activation=None)
+    if x.movedim(1, -1).is_contiguous() or not _runs_in_loops(flat, bare):
+        rows = recipe._replace(over=(x.dim() - 1,))
+        moved = None if residual is None else residual.movedim(1, -1)
+        return normalized(x.movedim(1, -1), rows, weight=weight, bias=bias, residual=moved).movedim(x.dim() - 1, 1)
+    if weight is None and bias is None and _runs_in_loops(flat, recipe, beside):
+        y = normalize(flat, recipe, residual=beside)[0]
+    else:
+        y = restored(normalize(flat, bare)[0], recipe.activation, weight, bias, beside)
+    return cast(Tensor, y.unflatten(2, x.shape[2:]))
+
+
+def _runs_in_loops(x: Tensor, recipe: Recipe, residual: Tensor | None = None) -> bool:
+    """Whether the loops compute a call, now or when the graph that is being recorded runs."""
+    return plan_for(x, recipe, residual=residual) is not None or stays_whole(x, recipe, None, None, residual)
+
+
+def restored(
+    x: Tensor, activation: str | None, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
+) -> Tensor:
+    """Return activation(x * weight + bias + residual), with one weight and bias per channel of x, (N, C, ...)."""
+    channels, rank = x.shape[1], x.dim()
+    neutral = Moments(x.new_zeros(channels, dtype=torch.float32), x.new_ones(channels, dtype=torch.float32), 0)
+    recipe = Recipe((0, *range(2, rank)), 0.0, activation, True, (1, channels, *(1,) * (rank - 2)))
+    return normalize_stored(x, recipe, neutral, weight, bias, residual)
+
+
 def normalize_stored(
     x: Tensor,
     recipe: Recipe,
@@ -181,6 +224,73 @@ def normalize_stored(
     if takes_torch():
         return fused.normalize_stored(x, recipe, stored, weight, bias, residual)
     return reference.normalize_stored(x, recipe, stored, weight, bias, residual)
+
+
+def squashed(
+    x: Tensor,
+    function: squash.Function,
+    alpha: Tensor,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    activation: str | None,
+    residual: Tensor | None,
+    channels_last: bool,
+) -> Tensor:
+    """Return activation(function(alpha * x + shift) * weight + bias + residual), of x (..., C) or (N, C, ...).
+
+    The loops take two passes, forward and backward, each as a batch norm's evaluation: with alpha for the weight and
+    tanh for the activation, and with gamma and beta. They have no error function; what follows it they compute where
+    no half precision would be rounded in between. What is compiled or exported is made of operators, which compilers
+    fuse to one pass.
+    """
+    recorded = torch.compiler.is_compiling() or is_exporting()
+    if requested() == "native" and (recorded or function == "erf"):
+        _refuse("there are none for compiled code here" if recorded else "there are none for the error function")
+    if not recorded and (x.is_contiguous() or not channels_last or requested() == "native"):
+        rows, beside = (_as_rows(t, weight) if channels_last else t for t in (x, residual))
+        y = _squashed_by_loops(rows, function, alpha, shift, weight.flatten(), bias.flatten(), activation, beside)
+        if y is not None:
+            return y.view(x.shape) if channels_last else y
+    wide = reference.working_dtype(x) if requested() == "reference" else masked.statistics_dtype(x)
+    shape = weight.shape if channels_last else (1, -1, *(1,) * (x.dim() - 2))
+    y = squash.by_operators(x, function, alpha, shift, wide) * weight.to(wide).reshape(shape)
+    return reference.finish(y, bias.to(wide).reshape(shape), residual, activation).to(x.dtype)
+
+
+def _as_rows(t: Tensor | None, weight: Tensor) -> Tensor | None:
+    return None if t is None else t.reshape(-1, weight.numel())
+
+
+def _squashed_by_loops(
+    x: Any,
+    function: squash.Function,
+    alpha: Tensor,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    activation: str | None,
+    residual: Tensor | None,
+) -> Tensor | None:
+    """As `squashed`, of x (N, C, ...); None if the loops cannot."""
+    if not _restores_in_loops(x, activation, weight, bias, residual):
+        return None
+    if function == "tanh" and _restores_in_loops(x, "tanh", weight):
+        # In no less than float32, or the sum over the channels of what is alpha's gradient would be rounded.
+        own = alpha.to(torch.promote_types(alpha.dtype, torch.float32)).expand(x.shape[1])
+        y = restored(x, "tanh", own, None)
+    elif masked.statistics_dtype(x) is x.dtype:
+        y = squash.by_operators(x, function, alpha, shift, x.dtype)
+    else:
+        return None
+    return restored(y, activation, weight, bias, residual)
+
+
+def _restores_in_loops(
+    x: Tensor, activation: str | None, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+) -> bool:
+    over, parameters = (0, *range(2, x.dim())), (1, x.shape[1], *(1,) * (x.dim() - 2))
+    return plan_for(x, Recipe(over, 0.0, activation, True, parameters), weight, bias, residual) is not None
 
 
 def normalize_mixed(

@@ -3,6 +3,7 @@
 from normkit.layers.accumulated import AccumulatedBatchNorm2d
 from normkit.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, PositionBatchNorm2d
 from normkit.layers.domain import DomainBatchNorm1d, DomainBatchNorm2d, domain
+from normkit.layers.dynamic_tanh import Derf, DynamicTanh
 from normkit.layers.evo import EvoNormB0, EvoNormS0
 from normkit.layers.filter_response import FilterResponseNorm2d
 from normkit.layers.fixup import SkipInit, fixup_init_
@@ -13,6 +14,7 @@ from normkit.layers.group import GroupNorm
 from normkit.layers.instance import InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
 from normkit.layers.layer import LayerNorm
 from normkit.layers.local_response import LocalResponseNorm
+from normkit.layers.maps import LayerNorm2d, RMSNorm2d
 from normkit.layers.moving import MovingBatchNorm2d
 from normkit.layers.renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d, renorm_schedule
 from normkit.layers.rms import RMSNorm, ScaleNorm
@@ -30,8 +32,10 @@ __all__ = [
     "BatchRenorm1d",
     "BatchRenorm2d",
     "BatchRenorm3d",
+    "Derf",
     "DomainBatchNorm1d",
     "DomainBatchNorm2d",
+    "DynamicTanh",
     "EvoNormB0",
     "EvoNormS0",
     "FilterResponseNorm2d",
@@ -45,10 +49,12 @@ __all__ = [
     "InstanceNorm2d",
     "InstanceNorm3d",
     "LayerNorm",
+    "LayerNorm2d",
     "LocalResponseNorm",
     "MovingBatchNorm2d",
     "PositionBatchNorm2d",
     "RMSNorm",
+    "RMSNorm2d",
     "ScaleNorm",
     "ScaledStdConv2d",
     "SkipInit",

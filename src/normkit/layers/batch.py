@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from normkit import checks
 from normkit.activations import LEAKY_SLOPE, ActivationLike, label
@@ -40,6 +40,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
             "raise", or "skip-update".
         inplace: in training, write the output over the input and keep nothing else for the backward; without an
             activation, or with "leaky_relu", which can be undone.
+        dim: the dimension of the channels; -1 for (N, ..., C).
 
     Call:
         layer(x), layer(x, residual=r) for activation(BN(x) + r), layer(x, mask=m) for statistics over those positions
@@ -51,6 +52,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
     _takes_mask = True
     _in_one_step: ClassVar[bool] = False
     inplace = False  # also in layers that were pickled before this option existed
+    dim = 1
 
     def __init_subclass__(cls, *, one_step: bool = False, **kwargs: Any) -> None:
         """`one_step=True` says of a class, not of its subclasses, that `_normalize_and_store_` does all of a step.
@@ -75,9 +77,12 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         negative_slope: float = LEAKY_SLOPE,
         nonfinite: NonFinite = "propagate",
         inplace: bool = False,
+        dim: int = 1,
     ) -> None:
         checks.options(eps, momentum, activation, nonfinite)
         checks.invertible(inplace, activation, negative_slope)
+        if type(dim) is not int or dim != 1:
+            checks.channel_dim(dim, max(self._ranks), type(self).__name__)
         has = check_affine(affine, bias)
         refuse_fusion(type(self))
         super().__init__(num_features, eps, momentum, bool(affine), track_running_stats, device, dtype)
@@ -85,6 +90,8 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         self._set_activation(activation, negative_slope)
         self.nonfinite = nonfinite
         self.inplace = inplace
+        if dim != 1:
+            self.dim = dim
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of a copy or a pickle."""
@@ -106,9 +113,22 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         bias: Tensor | None = None,
     ) -> Tensor:
         """Normalize, with the batch's statistics in training and the stored ones in evaluation."""
-        if weight is None and bias is None:
-            return self._run(input, residual, mask)
-        return self._run(input, residual, mask, weight=weight, bias=bias)
+        given = {} if weight is None and bias is None else {"weight": weight, "bias": bias}
+        if self.dim != 1 and not isinstance(input, fx.Proxy):  # of which a graph holds the whole call
+            return self._run_moved(input, residual, mask, **given)
+        return self._run(input, residual, mask, **given)
+
+    def _run_moved(
+        self, input: Tensor, residual: Tensor | None, mask: Tensor | None, **given: Tensor | None
+    ) -> Tensor:
+        """Run on views that have the channels where everything else expects them, and view the output as the input."""
+        dim = checks.channels_at(self.dim, input, name(self._who), self.num_features, self._ranks)
+        checks.same_shape(residual, input, name(self._who))
+        if residual is not None:
+            residual = residual.movedim(dim, 1)
+        if mask is not None and mask.dim() == input.dim():  # with a dimension of one for the channels
+            mask = mask.movedim(dim, 1)
+        return self._run(input.movedim(dim, 1), residual, mask, **given).movedim(1, dim)
 
     def _run_fast(self, input: Tensor) -> Tensor | None:
         own, kept = self._parameters, self._buffers
@@ -210,12 +230,15 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         yield from super().named_children()
 
     def _beyond_torch(self) -> str | None:
+        if self.dim != 1:
+            return f"its channels in dimension {self.dim}"
         return self._beyond if self.nonfinite == "propagate" else f'nonfinite="{self.nonfinite}"'
 
     def extra_repr(self) -> str:
         """Torch's line, and what is set beyond it."""
         nonfinite = f", nonfinite={self.nonfinite}" if self.nonfinite != "propagate" else ""
-        return super().extra_repr() + nonfinite + (", inplace=True" if self.inplace else "")
+        dim = f", dim={self.dim}" if self.dim != 1 else ""
+        return super().extra_repr() + nonfinite + (", inplace=True" if self.inplace else "") + dim
 
     def _check_input_dim(self, input: Tensor) -> None:
         checks.batch_input(input, name(self._who), self._features(), self._ranks_of(input))
@@ -247,25 +270,26 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         return super()._is_torchs(**extras) and (same_update or not self.training)
 
     def _who(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(str, self._features()))})"
+        dim = f", dim={self.dim}" if self.dim != 1 else ""
+        return f"{type(self).__name__}({', '.join(map(str, self._features()))}{dim})"
 
 
 class BatchNorm1d(BatchNorm, nn.BatchNorm1d, fast_path=True, one_step=True):
-    """Batch normalization of (N, C) or (N, C, L)."""
+    """Batch normalization of (N, C) or (N, C, L); with dim=-1, of (N, C) or (N, L, C)."""
 
     _ranks = (2, 3)
     _torch = nn.BatchNorm1d
 
 
 class BatchNorm2d(BatchNorm, nn.BatchNorm2d, fast_path=True, one_step=True):
-    """Batch normalization of (N, C, H, W)."""
+    """Batch normalization of (N, C, H, W); with dim=-1, of (N, H, W, C)."""
 
     _ranks = (4,)
     _torch = nn.BatchNorm2d
 
 
 class BatchNorm3d(BatchNorm, nn.BatchNorm3d, fast_path=True, one_step=True):
-    """Batch normalization of (N, C, D, H, W)."""
+    """Batch normalization of (N, C, D, H, W); with dim=-1, of (N, D, H, W, C)."""
 
     _ranks = (5,)
     _torch = nn.BatchNorm3d

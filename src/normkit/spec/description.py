@@ -18,11 +18,13 @@ from normkit.layers.accumulated import AccumulatedBatchNorm2d
 from normkit.layers.batch import BatchNorm, PositionBatchNorm2d
 from normkit.layers.channel_norm import ChannelNorm
 from normkit.layers.domain import DomainBatchNorm
+from normkit.layers.dynamic_tanh import Derf, Squashed
 from normkit.layers.evo import EvoNormB0, EvoNormS0
 from normkit.layers.filter_response import FilterResponseNorm2d
 from normkit.layers.fixup import SkipInit
 from normkit.layers.frozen import FrozenBatchNorm
 from normkit.layers.ghost import GhostBatchNorm
+from normkit.layers.maps import LayerNorm2d, RMSNorm2d
 from normkit.layers.moving import MovingBatchNorm2d
 from normkit.layers.renorm import BatchRenorm
 from normkit.layers.rms import ScaleNorm
@@ -91,6 +93,7 @@ def _describe_batch(bn: _BatchNorm) -> NormSpec:
         eps=bn.eps,
         momentum=None if updates == "never" else bn.momentum,
         num_features=bn.num_features,
+        channel_dim=bn.dim if isinstance(bn, BatchNorm) else 1,
     )
 
 
@@ -164,6 +167,31 @@ def _(norm: ScaleNorm) -> NormSpec:
 
 
 @_describe.register
+def _(norm: LayerNorm2d) -> NormSpec:
+    return _over_second(norm, "layer")
+
+
+@_describe.register
+def _(norm: RMSNorm2d) -> NormSpec:
+    return _over_second(norm, "rms")
+
+
+@_describe.register
+def _(squashed: Squashed) -> NormSpec:
+    is_last, shape = squashed.channels_last, squashed.normalized_shape
+    return NormSpec(
+        kind="derf" if isinstance(squashed, Derf) else "dyt",
+        over=(),
+        uses="batch",
+        affine=_affine(squashed),
+        eps=None,
+        num_features=None if is_last else shape[0],
+        normalized_shape=shape if is_last else None,
+        channels_first=not is_last,
+    )
+
+
+@_describe.register
 def _(norm: FilterResponseNorm2d) -> NormSpec:
     return NormSpec(
         kind="filter-response",
@@ -188,6 +216,12 @@ def _(scalar: SkipInit) -> NormSpec:
 
 def _over_last(norm: nn.LayerNorm | nn.RMSNorm | ScaleNorm, kind: Kind, shape: tuple[int, ...]) -> NormSpec:
     return NormSpec(kind=kind, over=("C",), uses="batch", affine=_affine(norm), eps=norm.eps, normalized_shape=shape)
+
+
+def _over_second(norm: LayerNorm2d | RMSNorm2d, kind: Kind) -> NormSpec:
+    channels, affine = norm.normalized_shape[0], _affine(norm)
+    terms: dict[str, Any] = {"affine": affine, "eps": norm.eps, "num_features": channels, "channels_first": True}
+    return NormSpec(kind=kind, over=("C",), uses="batch", **terms)
 
 
 def _tracking(norm: ChannelNorm, kind: Kind, over: tuple[Axis, ...], **more: Any) -> NormSpec:

@@ -25,6 +25,8 @@ Kind = Literal[
     "layer",
     "rms",
     "scale",
+    "dyt",
+    "derf",
     "filter-response",
     "evo-b0",
     "evo-s0",
@@ -48,15 +50,15 @@ _STORES_INSTEAD: dict[Kind, str] = {
 }
 # Kinds that do not subtract a mean.
 _UNCENTERED: frozenset[Kind] = frozenset(
-    {"moving", "rms", "scale", "filter-response", "evo-b0", "evo-s0", "local-response", "skip-init"}
+    {"moving", "rms", "scale", "dyt", "derf", "filter-response", "evo-b0", "evo-s0", "local-response", "skip-init"}
 )
-# Kinds that normalize the last dimensions of their input, where all others have the channels second.
-_OVER_LAST: frozenset[Kind] = frozenset({"layer", "rms", "scale"})
+# Kinds that have the channels last unless they say otherwise, where all others have them second.
+_OVER_LAST: frozenset[Kind] = frozenset({"layer", "rms", "scale", "dyt", "derf"})
 # Kinds that normalize with what they are given alone; a layer after them can take over their gamma and beta.
 _MOVES_AFFINE: frozenset[Kind] = frozenset({"layer", "rms"})
 # Kinds whose place another norm can take.
 _REPLACEABLE = _EVALUATES_AS_BATCH_NORM | {
-    *("group", "instance", "filter-response", "layer", "rms", "scale"),
+    *("group", "instance", "filter-response", "layer", "rms", "scale", "dyt", "derf"),
     *("domain", "moving", "whitened", "switchable"),
 }
 
@@ -68,7 +70,7 @@ class NormSpec:
     Attributes:
         kind: the family: "batch", "renorm", "group", "layer" and so on, as in `convert(to=...)` where that takes it.
         over: the axes that share one set of statistics: N examples, C channels, G the channels of one group,
-            S positions, W the weights of one unit.
+            S positions, W the weights of one unit; none for functions of single values, which take no statistics.
         uses: the statistics it normalizes with: its "batch"'s own, or "stored" ones. Norms within an example
             count as "batch".
         scope: where a batch's statistics come from: this process ("local"), all ranks ("synced"), or a part of
@@ -83,7 +85,8 @@ class NormSpec:
         activation: what follows inside the same module, in a word: one of our names, the class of another module or
             the name of a function; `normkit.activations.activation_of` has the thing itself.
         channels_first: of a layer or RMS norm, whether it normalizes the second dimension of its input, (N, C, ...), as
-            the LayerNorm2d of ConvNeXt does, and not the last.
+            a LayerNorm2d does, and not the last; and of others of which some have the channels last.
+        channel_dim: where a batch norm has the channels, as it was told: 1 for all but those of ours with dim=.
         weight_offset: what is added to the weight to give gamma: 1 for a norm that multiplies by 1 + weight.
         names: what the module calls its gamma and its beta.
         exact: whether the module's type is one we know, rather than a foreign one, which may do more.
@@ -102,6 +105,7 @@ class NormSpec:
     activation: str | None = None
     normalized_shape: tuple[int, ...] | None = None
     channels_first: bool = False
+    channel_dim: int = 1
     weight_offset: float = 0.0
     names: tuple[str, str] = ("weight", "bias")
     exact: bool = True
@@ -138,8 +142,12 @@ class NormSpec:
 
     @property
     def is_over_last(self) -> bool:
-        """Whether it normalizes the last dimensions of its input; the channels of all others are the second."""
+        """Whether its channels are the last dimensions of its input, and it normalizes these if it normalizes."""
         return self.kind in _OVER_LAST and not self.channels_first
+
+    def channels_in(self, rank: int) -> int:
+        """The dimension of the channels, counted from the first, in an input of this many dimensions."""
+        return rank - 1 if self.is_over_last else self.channel_dim % rank
 
     @property
     def is_replaceable(self) -> bool:
@@ -149,7 +157,7 @@ class NormSpec:
     @property
     def has_gamma(self) -> bool:
         """Whether a parameter called weight is a gamma, and not a convolution's weight or a branch's scalar."""
-        return "W" not in self.over and bool(self.over)
+        return "W" not in self.over and self.kind != "skip-init"
 
     @property
     def statistics_per_example(self) -> int | None:

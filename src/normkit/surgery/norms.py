@@ -61,6 +61,12 @@ def norms(model: nn.Module) -> list[Norm]:
     return survey(model).norms
 
 
+def channels_second(norm: Norm, x: Tensor) -> Tensor:
+    """A norm's input, or anything of its rank, with the channels of a batch norm in the second dimension."""
+    dim = norm.spec.channel_dim
+    return x if dim == 1 or not -x.dim() < dim < x.dim() else x.movedim(dim, 1)
+
+
 def state_prefixes(model: nn.Module, layers: Iterable[nn.Module]) -> tuple[str, ...]:
     """What the entries of these layers begin with in a model's state: a layer that two parents share has two names."""
     wanted = {id(layer) for layer in layers}

@@ -29,6 +29,26 @@ def scale_norm(layer, x):
     return activate(wide(layer.weight) * x / length, layer.activation)
 
 
+def layer_norm_of_maps(layer, x):
+    """Equation 3 of Ba, Kiros & Hinton, the features being the channels at one position of (N, C, H, W)."""
+    x = wide(x)
+    xhat = np.empty_like(x)
+    for n, h, w in np.ndindex(x.shape[0], *x.shape[2:]):
+        values = x[n, :, h, w]
+        xhat[n, :, h, w] = (values - values.mean()) / np.sqrt(values.var() + LONG(layer.eps))
+    return activate(affine(layer, xhat, per_channel(x)), layer.activation)
+
+
+def rms_norm_of_maps(layer, x):
+    """Equation 4 of Zhang & Sennrich, likewise."""
+    x = wide(x)
+    xhat = np.empty_like(x)
+    for n, h, w in np.ndindex(x.shape[0], *x.shape[2:]):
+        values = x[n, :, h, w]
+        xhat[n, :, h, w] = values / np.sqrt((values * values).mean() + LONG(layer.eps))
+    return activate(affine(layer, xhat, per_channel(x)), layer.activation)
+
+
 def group_norm(layer, x):
     """Section 3.1 of Wu & He, one example and one group of channels at a time."""
     x = wide(x)

@@ -51,6 +51,14 @@ def test_into_a_linear_layer(name, bias):
     assert (result.model[1].bias is not None) == (bias or getattr(model[0], "bias", None) is not None)
 
 
+@pytest.mark.parametrize("build", [nk.LayerNorm2d, nk.RMSNorm2d])
+def test_of_maps_of_ours_into_a_convolution(build):
+    model = ready(nn.Sequential(build(SIZE), nn.Conv2d(SIZE, 4, 3)))
+    moved(model, double(2, SIZE, 5, 5), double(1, SIZE, 6, SIZE))
+    padded = ready(nn.Sequential(nk.LayerNorm2d(SIZE), nn.Conv2d(SIZE, 4, 3, padding=1)))
+    assert "would get its shift too" in reason(padded, double(2, SIZE, 5, 5))
+
+
 @pytest.mark.parametrize(
     "name", [name for name, case in LOOK_ALIKES.items() if case.says["affine"] and not case.says.get("channels_first")]
 )

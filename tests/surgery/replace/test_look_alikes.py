@@ -7,7 +7,7 @@ from torch import nn
 import normkit as nk
 from support.case import randomize_
 from support.foreign_norms import picture, randomized, same_picture
-from support.look_alikes import LOOK_ALIKES, SIZE, Gated, Gemma, Llama, Maps, Weighted, Weightless
+from support.look_alikes import LOOK_ALIKES, SIZE, Gated, Gemma, Llama, Maps, OfFunction, Weighted, Weightless
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::normkit.NormkitWarning"
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings(
 # By name, part of the reason for which a look-alike is left alone.
 LEFT = {
     "lengths": "eps must be positive",
-    **dict.fromkeys(("permuted", "permuted, bare", "channels first", "maps", "sequences"), "second dimension"),
+    "sequences": 'no "layer" norm over the channels of 1d inputs',
 }
 ROUNDING = 32 * torch.finfo(torch.float32).eps  # of a few operations on either side
 
@@ -42,7 +42,8 @@ def test_to_ours_and_back(name):
         assert not done.changed
         assert LEFT[name] in done.skipped[0].why
     else:
-        assert type(net.norm) is {"rms": nk.RMSNorm, "layer": nk.LayerNorm}[kind]
+        of_last, of_maps = {"rms": (nk.RMSNorm, nk.RMSNorm2d), "layer": (nk.LayerNorm, nk.LayerNorm2d)}[kind]
+        assert type(net.norm) is (of_maps if case.says.get("channels_first") else of_last)
         assert "evaluation is the same" in done.changed[0].why
         assert done.parity.max_rel <= ROUNDING
         assert done.parity.first_layer is None
@@ -130,6 +131,42 @@ def test_another_kind_is_fitted_to_it(name):
     with torch.no_grad():  # least squares: no gamma and beta are closer
         errors = [(done.model(x) - layer(x)).square().mean() for done in (fitted, copied)]
     assert errors[0] <= errors[1] * (1 + ROUNDING)
+
+
+def rms_of_maps(norm, x):
+    """As timm computes its RmsNorm2d."""
+    return norm.weight[:, None, None] * x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6)
+
+
+def test_a_root_mean_square_norm_of_maps():
+    layer, x = randomize_(OfFunction(SIZE, rms_of_maps)), torch.randn(2, SIZE, 3, 4)
+    done = nk.convert(layer, "rms", x)
+    assert type(done.model) is nk.RMSNorm2d
+    assert done.parity.max_rel <= ROUNDING
+
+
+def test_a_map_norm_of_a_class_that_does_not_say_its_dimensions_needs_an_example():
+    assert "pass example=" in nk.convert(Maps(SIZE), "layer").skipped[0].why
+
+
+def test_a_map_norm_keeps_its_activation_and_becomes_the_other_kind():
+    layer, x = randomize_(nk.LayerNorm2d(SIZE, 1e-3, activation="silu")), torch.randn(8, SIZE, 5, 6)
+    done = nk.convert(layer, "rms", x, calibrate=[x])
+    assert (type(done.model), done.model.eps, done.model.activation) == (nk.RMSNorm2d, 1e-3, "silu")
+    assert "beta dropped" in done.changed[0].why
+    back = nk.convert(done.model, "layer", x)
+    assert (type(back.model), back.model.bias) == (nk.LayerNorm2d, None)
+    assert "is one already" in nk.convert(layer, "layer").skipped[0].why
+
+
+@pytest.mark.parametrize("name", ["permuted", "channels first", "maps"])
+def test_torch_has_no_class_for_maps(name):
+    """Its LayerNorm, which some of them derive from, takes the last dimension."""
+    case = LOOK_ALIKES[name]
+    layer = randomize_(case.build(SIZE))
+    assert "torch has no class" in nk.convert(layer, classes="torch").skipped[0].why
+    assert "torch" in nk.convert(layer, "layer", torch.randn(case.shape), classes="torch").skipped[0].why
+    assert "torch has no class" in nk.convert(nk.LayerNorm2d(SIZE), classes="torch").skipped[0].why
 
 
 def test_torchs_classes():

@@ -15,6 +15,7 @@ from normkit.surgery.replace.targets import TARGETS
 
 NEEDED = {"accumulated": {"micro_batches": 2}, "domain": {"num_domains": 2}, "position": {"height": 4, "width": 3}}
 LAST = ("rms", "scale")  # kinds for inputs with the channels last
+POINTWISE = ("dyt", "derf")  # kinds without an eps
 INPUTS = {1: (6, 12, 7), 2: (6, 12, 4, 3), 3: (6, 12, 4, 3, 2)}
 
 
@@ -37,11 +38,12 @@ def test_every_kind(kind):
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_copies_pickles_and_what_is_printed(kind):
-    make = factory(kind, eps=0.01)
+    (name, value), *_ = ({"alpha_init_value": 0.7} if kind in POINTWISE else {"eps": 0.01}).items()
+    make = factory(kind, **{name: value})
     for other in (copy.deepcopy(make), pickle.loads(pickle.dumps(make)), eval(repr(make), {"nk": nk})):
         assert repr(other) == repr(make)
         assert repr(other(12)) == repr(make(12))
-        assert other(12).eps == 0.01
+        assert getattr(other(12), name) == value
 
 
 @pytest.mark.parametrize("kind", TARGETS)
@@ -50,10 +52,10 @@ def test_what_libraries_pass(kind):
     layer = make(12, eps=0.02, momentum=0.3, affine=True, device="meta", dtype=torch.float64)
     assert {t.device.type for t in layer.parameters()} <= {"meta"}
     assert {t.dtype for t in layer.state_dict().values() if t.is_floating_point()} == {torch.float64}
-    assert layer.eps == 0.02
+    assert getattr(layer, "eps", 0.02) == 0.02  # likewise
     assert getattr(layer, "momentum", 0.3) in (0.3, 0.1)  # what has none of its own is not asked
     rebound = partial(make.func, **make.keywords, eps=0.5)  # as timm does it
-    assert rebound(12).eps == 0.5
+    assert getattr(rebound(12), "eps", 0.5) == 0.5
 
 
 def test_options_of_the_layers():
@@ -83,6 +85,8 @@ def test_dimensions(dims):
         assert nk.norm_layer(kind, dims=dims)(12)(x).isfinite().all()
     assert type(nk.norm_layer("layer", dims=dims)(12)) is (nk.LayerNorm if dims == 1 else nk.GroupNorm)
     assert type(nk.norm_layer("batch", dims=dims)(12)).__name__ == f"BatchNorm{dims}d"
+    for kind in POINTWISE:
+        assert nk.norm_layer(kind, dims=dims)(12).channels_last is (dims == 1)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +104,8 @@ def test_dimensions(dims):
         (lambda: nk.norm_layer("batch", eps=-1.0), "eps must be positive"),
         (lambda: nk.norm_layer("batch", dims=4), "dims must be 1, 2 or 3, .*; got 4"),
         (lambda: nk.norm_layer("ghost", dims=3), 'there is no "ghost" norm for dims=3, only for 1, 2'),
+        (lambda: nk.norm_layer("dyt", eps=1e-5), "takes the options .*; got eps"),
+        (lambda: nk.norm_layer("derf", alpha_init_value="0.5"), "alpha_init_value must be a finite number; got '0.5'"),
         (lambda: nk.norm_layer("rms"), "take the last dimension for the channels; got dims=2. Pass dims=1"),
         (lambda: nk.norm_layer("accumulated"), "needs micro_batches="),
         (lambda: nk.norm_layer("domain"), "needs num_domains="),

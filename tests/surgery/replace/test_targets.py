@@ -166,6 +166,63 @@ def test_scale_norm_has_gammas_length():
     assert "the last dimension" in warned(convert, nn.BatchNorm2d(8), "scale").skipped[0].why
 
 
+SOURCES = {
+    "layer": (lambda: nn.LayerNorm(8), (3, 5, 8), True),
+    "rows": (lambda: nk.RMSNorm(8, activation="silu"), (6, 8), True),
+    "several": (lambda: nn.LayerNorm((5, 8)), (3, 5, 8), True),
+    "batch": (lambda: nn.BatchNorm2d(8), (3, 8, 5, 4), False),
+    "maps": (lambda: nk.LayerNorm2d(8), (3, 8, 5, 4), False),
+    "sequences": (lambda: nn.InstanceNorm1d(8, affine=True), (3, 8, 5), False),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("to", "function"), [("dyt", torch.tanh), ("derf", torch.erf)])
+def test_functions_of_single_values(to, function, source):
+    build, shape, is_last = SOURCES[source]
+    model, x = randomized(nn.Sequential(build(), nn.Identity())), torch.randn(shape)
+    before, (gamma, activation) = picture(model), (model[0].weight, nk.describe(model[0]).activation)
+    beta = getattr(model[0], "bias", None)
+    done = convert(model, to, x, inplace=True, alpha_init_value=0.7)
+    new = model[0]
+    assert (new.channels_last, new.alpha.item(), nk.describe(new).activation) == (
+        is_last,
+        pytest.approx(0.7),
+        activation,
+    )
+    assert new.weight is gamma
+    assert beta is None or new.bias is beta
+    assert "evaluation differs" in done.changed[0].why
+    view = (-1,) if is_last and gamma.dim() == 1 else gamma.shape if is_last else (1, 8, *[1] * (len(shape) - 2))
+    expected = function(0.7 * x) * gamma.reshape(view)
+    expected = expected if beta is None else expected + beta.reshape(view)
+    expected = expected if activation is None else torch.nn.functional.silu(expected)
+    torch.testing.assert_close(new(x), expected, rtol=1e-5, atol=1e-5)
+    assert done.undo() is model
+    assert same_picture(before, picture(model))
+
+
+def test_fitted_functions_of_single_values_are_the_nearest_there_are():
+    layer, x = randomize_(nn.LayerNorm(8)), torch.randn(64, 8) * 2
+    copied, fitted = (convert(nn.Sequential(layer), "dyt", x, calibrate=batches) for batches in (None, [x]))
+    with torch.no_grad():
+        errors = [(done.model(x) - layer(x)).square().mean() for done in (fitted, copied)]
+    assert errors[0] < errors[1]
+    assert "variance explained" in fitted.changed[0].why
+
+
+def test_the_way_back_drops_alpha():
+    layer, x = randomize_(nk.Derf(8, False, activation="relu")), torch.randn(3, 8, 5, 4)
+    done = convert(nn.Sequential(layer), "layer", x)
+    assert type(done.model[0]) is nk.LayerNorm2d
+    assert "its alpha and its shift dropped" in done.changed[0].why
+    assert torch.equal(done.model[0].weight, layer.weight)
+    assert type(convert(nk.DynamicTanh(8), "rms").model) is nk.RMSNorm
+    other = convert(nk.DynamicTanh(8, alpha_init_value=0.9), "derf").model
+    assert (type(other), other.alpha_init_value) == (nk.Derf, 0.9)
+    assert "is one already" in convert(nk.DynamicTanh(8), "dyt").skipped[0].why
+
+
 def test_evo_norms_are_their_own_activation():
     plain, active = batch_norm(), randomize_(BatchNormAct2d(8, nn.SiLU(), eps=0.02))
     for to in ("evo-b0", "evo-s0"):
@@ -325,6 +382,9 @@ def test_many_layers_with_one_reason_are_one_line():
         ({"to": "position"}, r'"position" needs example=, to see the height and width'),
         ({"to": "position", "height": 3}, "takes the options eps, momentum, nonfinite; got height=3"),
         ({"to": "scale", "momentum": 0.1}, "takes the options eps; got momentum"),
+        ({"to": "dyt", "eps": 1e-5}, "takes the options alpha_init_value; got eps"),
+        ({"to": "derf", "shift_init_value": float("nan")}, "shift_init_value must be a finite number; got nan"),
+        ({"to": "dyt", "classes": "torch"}, 'torch has no class for "dyt"'),
         ({"to": "evo-b0", "eps": 0.0}, "eps must be positive"),
         ({"to": "evo-s0", "groups": 1.5}, "groups must be a number from 1 on"),
         ({"to": "evo"}, r"Did you mean \"evo-..\"\?"),

@@ -9,7 +9,9 @@ import torch
 
 from normkit.bench.case import Case
 from normkit.bench.contestants import (
+    OF_MAPS,
     OTHERS,
+    POINTWISE,
     RELATIVES,
     Shape,
     added,
@@ -28,6 +30,7 @@ from normkit.bench.layer_case import LAYOUTS, Input, LayerCase, Mode
 
 _USUAL: Shape = (32, 64, 28, 28)
 _MAPS: list[Shape] = [(64, 256, 14, 14), (32, 64, 56, 56)]
+_STAGES: list[Shape] = [(16, 96, 56, 56), (16, 384, 14, 14)]  # of a small ConvNeXt
 _ROWS: list[Shape] = [(256, 512), (2048, 1024), (4096, 768)]
 _TOKENS: Shape = (64, 197, 384)  # of a small vision transformer
 _VECTORS: list[Shape] = [(4096, 384), (4096, 512), (4096, 768), (2048, 1024)]
@@ -57,7 +60,7 @@ def evo() -> Iterator[Case]:
 
 
 def within() -> Iterator[Case]:
-    """Group, instance, layer and RMS norms, by layout."""
+    """Group, instance, layer and RMS norms, by layout, and functions of single values in their place."""
     case = partial(LayerCase, "within")
     for mode in MODES:
         for dtype in (torch.float32, torch.bfloat16):
@@ -77,7 +80,20 @@ def within() -> Iterator[Case]:
         for shape in _VECTORS:
             x, quick = Input(shape, dtype=dtype), shape == _VECTORS[0]
             yield case(x, layer_norm(shape), "LayerNorm", quick=quick, tags={"vectors": True})
+    yield from _over_channels()
     yield from _within_untuned()
+
+
+def _over_channels() -> Iterator[Case]:
+    """Norms over the channels of each position, and functions of single values, beside published code."""
+    case = partial(LayerCase, "within", tags=EVERYDAY)
+    for mode in MODES:
+        for name in OF_MAPS:
+            for shape in _STAGES:
+                for layout in LAYOUTS:
+                    yield case(Input(shape, layout), other(name, shape[1]), name, mode, quick=shape == _STAGES[0])
+        for name in POINTWISE:
+            yield case(Input(_TOKENS), other(name, _TOKENS[-1]), name, mode, quick=True)
 
 
 def _within_untuned() -> Iterator[Case]:

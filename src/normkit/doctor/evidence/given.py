@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normkit.doctor.evidence.padding import padded_share
-from normkit.surgery.norms import Norm
+from normkit.surgery.norms import Norm, channels_second
 
 _WITHIN = ("group", "instance", "layer", "rms")  # kinds whose variance is taken of sets inside each example
 
@@ -41,6 +41,7 @@ def input_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
 
 def given(norm: Norm, batch: int, x: Tensor, mask: Any) -> Given:
     """Look at the input of one call."""
+    x = channels_second(norm, x)
     sets = _sets(norm, x)
     values = x.numel() // max(x.shape[1], 1) if sets is None else sets.shape[-1]
     counts_positions = "S" in norm.spec.over and mask is None
@@ -69,7 +70,7 @@ def _sets(norm: Norm, x: Tensor) -> Tensor | None:
         return x.reshape(x.shape[0] * groups, -1) if x.shape[1] % groups == 0 else None
     if kind == "instance":
         return x.reshape(x.shape[0] * x.shape[1], -1)
+    if spec.channels_first:
+        return x.movedim(1, -1).reshape(-1, x.shape[1])
     shape = tuple(getattr(norm.layer, "normalized_shape", x.shape[-1:]))
-    if tuple(x.shape[-len(shape) :]) == shape:
-        return x.reshape(-1, prod(shape))
-    return x.movedim(1, -1).reshape(-1, shape[0]) if shape == tuple(x.shape[1:2]) else None
+    return x.reshape(-1, prod(shape)) if tuple(x.shape[-len(shape) :]) == shape else None

@@ -16,7 +16,7 @@ from normkit.doctor.evidence.statistics import Call, LayerStatistics, plain
 from normkit.hooks import BeforeForward, hooked
 from normkit.layers.channel_norm import ChannelNorm
 from normkit.moments import Moments
-from normkit.surgery.norms import Norm
+from normkit.surgery.norms import Norm, channels_second
 from normkit.surgery.statistics import collect
 from normkit.surgery.statistics.tally import moments_of
 
@@ -71,7 +71,7 @@ class Observer:
             x, mask = collect.given(norm, args, kwargs)
             moments, examples = collect.batch_moments(norm, x, mask)
         else:
-            x = args[0] if args else kwargs["input"]
+            x = channels_second(norm, args[0] if args else kwargs["input"])
             moments, examples = moments_of(x, x.shape[1:2], None), len(x)
         known = self.statistics.setdefault(norm.name, self._stored[norm.name])
         batch = self._runs.current

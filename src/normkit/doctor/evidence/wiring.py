@@ -34,11 +34,11 @@ def owner_of(event: Event) -> str:
     return event.where if event.norm is None else event.norm
 
 
-def redundant_biases(model: nn.Module, flow: Flow, removes: Callable[[Event], bool]) -> dict[str, str]:
+def redundant_biases(model: nn.Module, flow: Flow, removes: Callable[[Event], int | None]) -> dict[str, str]:
     """The layers with a bias that goes to norms alone, each with the first of these norms.
 
-    `removes` says of a call whether it subtracts the mean of each of its channels. The bias must be one constant for
-    all values that share a mean, whichever way they are rearranged in between.
+    `removes` gives the dimension of a call's channels if it subtracts the mean of each of them. The bias must be one
+    constant for all values that share a mean, whichever way they are rearranged in between.
     """
     found: dict[str, str] = {}
     for host in hosts(model, flow):
@@ -50,21 +50,22 @@ def redundant_biases(model: nn.Module, flow: Flow, removes: Callable[[Event], bo
     return found
 
 
-def _norm_after(flow: Flow, product: Product, removes: Callable[[Event], bool]) -> str | None:
+def _norm_after(flow: Flow, product: Product, removes: Callable[[Event], int | None]) -> str | None:
     try:
         leaving = branches(flow, [product.output], product.events)
         if not leaving.readers or any(event.operator in PADS for event in leaving.events):
             return None
         is_removed = all(
-            removes(event) and _is_constant_for(event, product, leaving.events) for event in leaving.readers
+            (dim := removes(event)) is not None and _is_constant_for(event, dim, product, leaving.events)
+            for event in leaving.readers
         )
     except Skip:
         return None
     return owner_of(leaving.readers[0]) if is_removed else None
 
 
-def _is_constant_for(call: Event, product: Product, between: list[Event]) -> bool:
-    """Whether each channel of a norm holds values of one channel of the layer before it."""
+def _is_constant_for(call: Event, dim: int, product: Product, between: list[Event]) -> bool:
+    """Whether each channel of a norm, in this dimension, holds values of one channel of the layer before it."""
     x, others = call.inputs[0], call.inputs[1:]
     known = {id(product.output), *(id(tensor) for event in between for tensor in event.outputs)}
     memories = {memory_of(product.output), *(memory_of(tensor) for event in between for tensor in event.outputs)}
@@ -73,7 +74,7 @@ def _is_constant_for(call: Event, product: Product, between: list[Event]) -> boo
     (labels,) = Route(between, [(product.output, product.dim)], [x]).channels()
     if labels.dim() < 2:
         return False
-    rows = labels.movedim(1, 0).flatten(1)
+    rows = labels.movedim(dim, 0).flatten(1)
     return bool((rows.amax(1) == rows.amin(1)).all())
 
 

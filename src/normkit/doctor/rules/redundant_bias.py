@@ -31,10 +31,11 @@ def redundant_bias(evidence: Evidence) -> Iterator[Finding]:
         return
     specs = {norm.name: norm.spec for norm in evidence.norms}
 
-    def removes(event: Event) -> bool:
+    def removes(event: Event) -> int | None:
         if event.norm is None:
-            return is_functional_norm(event) and uses_batch_statistics(event)
-        return _subtracts_channel_means(specs[event.norm])
+            return 1 if is_functional_norm(event) and uses_batch_statistics(event) else None
+        spec = specs[event.norm]
+        return spec.channel_dim if _subtracts_channel_means(spec) else None
 
     for layer, norm in redundant_biases(evidence.model, evidence.flow, removes).items():
         yield found(

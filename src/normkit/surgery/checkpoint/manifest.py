@@ -25,7 +25,7 @@ _COMPARED = (
     *("eps", "momentum"),
 )
 # The same, of what older files do not have.
-_COMPARED_IF_SAVED = ("normalized_shape", "channels_first", "weight_offset")
+_COMPARED_IF_SAVED = ("normalized_shape", "channels_first", "channel_dim", "weight_offset")
 # Attributes of a layer that do not change what it computes, or that its spec already has.
 _NO_OPTION = {"training", "affine", "elementwise_affine", "inplace", "nonfinite", "domain", "num_channels"}
 
@@ -64,7 +64,8 @@ def manifest(model: nn.Module) -> dict[str, Any]:
     - "counts": "layers", "parameters" and "norms".
     - "norms": of every norm layer, by name, its "class", its "mode" ("train" or "eval"), what `describe` says of it
       (kind, over, uses, scope, updates, affine, eps, momentum, num_features, normalized_shape, num_groups, activation,
-      channels_first, weight_offset, names, exact), its "num_batches_tracked", and "options": its other arguments.
+      channels_first, channel_dim, weight_offset, names, exact), its "num_batches_tracked", and "options": its other
+      arguments.
     - "unknown": of layers that are norms by their names, and that `describe` does not know, "class" and "options".
     """
     if not isinstance(model, nn.Module):

@@ -97,10 +97,8 @@ def affine_map(norm: Norm, example: Tensor) -> AffineMap:
 
 def channel_dim(norm: Norm, input: Tensor) -> int:
     """The channel dimension of a norm's input."""
-    if norm.spec.is_over_last:
-        return input.dim() - 1
     alone = norm.spec.kind == "instance" and input.dim() == norm.layer._get_no_batch_dim()  # type: ignore[operator]
-    return 0 if alone else 1
+    return 0 if alone else norm.spec.channels_in(input.dim())
 
 
 def must_be_affine(norm: Norm) -> None:

@@ -151,29 +151,54 @@ def _fewest_positions(site: Site) -> int:
 
 
 def _layer(site: Site, asked: Wanted) -> Built:
-    _must_not_be_of_maps(site)
+    if site.spec.channels_first:
+        return _over_channels(site, asked)
     if not site.spec.is_over_last and site.ranks != [2]:
         one_group = Wanted("group", asked.classes, {**asked.options, "groups": 1})
         return _group(site, one_group)[0], "over channels and positions together"
     return _over_last(site, asked)
 
 
-def _must_not_be_of_maps(site: Site) -> None:
-    if site.spec.channels_first:
-        raise Skip("it normalizes the channels of each position, which are the second dimension; ours take the last")
+def _over_channels(site: Site, asked: Wanted) -> Built:
+    """A norm over the channels of each position, (N, C, H, W), in the place of another that has them second."""
+    classes = asked.target.of_channels if asked.classes == "normkit" else {}
+    if not classes:
+        raise Skip("its channels are the second dimension, and there is no class of torch's that normalizes these")
+    dimensions = site.dimensions()
+    if dimensions not in classes:
+        raise Skip(f'there is no "{asked.to}" norm over the channels of {dimensions}d inputs')
+    options = _common(site, asked)
+    if site.spec.kind == "rms" and site.spec.eps is None:
+        options.setdefault("eps", None)
+    affine = site.spec.affine if asked.to == "layer" else site.spec.affine in (True, "scale")
+    return with_parts(classes[dimensions](num_channels=site.channels, affine=affine, **options), site), ""
 
 
 def _rms(site: Site, asked: Wanted) -> Built:
-    _must_not_be_of_maps(site)
-    _need_channels_last(site, "RMSNorm")
-    new, note = _over_last(site, asked)
+    if site.spec.channels_first:
+        new, note = _over_channels(site, asked)
+    else:
+        _need_channels_last(site, "RMSNorm")
+        new, note = _over_last(site, asked)
     if site.spec.affine in (True, "shift"):
         note = "beta dropped: RMSNorm has none"
     return new, note
 
 
+def _squashed(site: Site, asked: Wanted) -> Built:
+    """A function of single values; its gamma and beta are where the old layer's are, or would be."""
+    if site.spec.kind == "instance":
+        site.dimensions()  # skips inputs without a batch dimension
+    is_last = site.spec.is_over_last
+    shape = site.normalized_shape if is_last else (site.channels,)
+    new = _class_for(site, asked)(normalized_shape=shape, channels_last=is_last, **_common(site, asked))
+    first = f"{new.alpha_init_value:g}"
+    return new, f"a function of single values, of which alpha, {first} at first, is to be learned"
+
+
 def _scale(site: Site, asked: Wanted) -> Built:
-    _must_not_be_of_maps(site)
+    if site.spec.channels_first:
+        raise Skip("its channels are the second dimension, and ScaleNorm takes the last")
     _need_channels_last(site, "ScaleNorm")
     if site.spec.is_over_last and len(site.normalized_shape) > 1:
         raise Skip("ScaleNorm is over the last dimension alone, and this one is over several")
@@ -220,6 +245,8 @@ _BUILDERS: dict[str, Callable[[Site, Wanted], Built]] = {
     "layer": _layer,
     "rms": _rms,
     "scale": _scale,
+    "dyt": _squashed,
+    "derf": _squashed,
     "filter-response": _filter_response,
 }
 

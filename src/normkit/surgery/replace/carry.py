@@ -69,6 +69,8 @@ _DROPPED = {
     "moving": "its mean squares dropped",
     "whitened": "its whitening dropped",
     "switchable": "its learned mix dropped",
+    "dyt": "its alpha dropped",
+    "derf": "its alpha and its shift dropped",
 }
 # Why nothing can take the place of some kinds.
 _IN_THE_WAY = {
@@ -131,6 +133,8 @@ def must_be_movable(site: Site) -> None:
     layer, spec = site.layer, site.spec
     if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
         raise Skip("it has no size yet; run the model once")
+    if spec.channel_dim != 1:
+        raise Skip(f"its channels are in dimension {spec.channel_dim}, where no other norm has them")
     if spec.over == ("N",):
         raise Skip("it has statistics of its own for every position")
     if not spec.is_replaceable:
@@ -216,6 +220,8 @@ def _keep_attributes_(new: nn.Module, old: nn.Module) -> None:
 def _is_one(site: Site, asked: Wanted) -> bool:
     """Whether the layer already is of the requested class and has the requested options."""
     layer, kinds = site.layer, [*asked.target.classes(asked.classes).values()]
+    if asked.classes == "normkit":
+        kinds += asked.target.of_channels.values()
     if asked.to == "layer" and site.spec.num_groups == 1:  # a layer norm of maps becomes a GroupNorm of one group
         kinds += TARGETS["group"].classes(asked.classes).values()
     if type(layer) not in kinds or "forward" in vars(layer):
@@ -247,8 +253,12 @@ def _keeps_function(site: Site, new: nn.Module) -> bool:
         return {site.spec.kind, spec.kind} <= AS_BATCH_NORM
     if site.spec.evaluates_as_batch_norm:  # both normalize every batch with its own statistics
         return spec.kind == "batch" and spec.scope != "ghost" and spec.over == site.spec.over
+    if spec.channels_first != site.spec.channels_first:
+        return False
     if spec.kind == "rms":
         return site.spec.kind in ("rms", "scale")
+    if spec.kind == "layer" and spec.channels_first:
+        return site.spec.kind == "layer"
     sets = spec.statistics_per_example
     return sets is not None and sets == site.spec.statistics_per_example
 

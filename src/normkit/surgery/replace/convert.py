@@ -48,9 +48,9 @@ def convert(
     Args:
         model: of any kind; it may itself be a norm.
         to: "batch", "sync", "frozen", "renorm", "ghost", "accumulated", "domain", "moving", "whitened", "switchable",
-            "position", "group", "instance", "layer", "rms", "scale", "filter-response", "evo-b0", "evo-s0", or a
-            function of a NormSpec that returns the new module, or None to leave this one alone. A norm that it
-            returns gets the old one's gamma, beta and statistics where it has places of their shape.
+            "position", "group", "instance", "layer", "rms", "scale", "dyt", "derf", "filter-response", "evo-b0",
+            "evo-s0", or a function of a NormSpec that returns the new module, or None to leave this one alone. A norm
+            that it returns gets the old one's gamma, beta and statistics where it has places of their shape.
             Without it, and with classes="torch", every norm keeps its function.
         example: a batch on which to measure parity, and to see the shapes of inputs that a class leaves open.
         forward: forward(model, batch) instead of the usual way to run a model on a batch.

@@ -53,14 +53,14 @@ def norm_layer(kind: TargetName, *, dims: int = 2, **options: Any) -> NormLayerF
     """A factory of norm layers, for the `norm_layer=` of torchvision, timm and other libraries.
 
     Called with a number of channels it makes a layer of ours; groups are fitted to the channels, as `convert` does it.
-    The call may have options of its own, which take precedence: device, dtype, eps, momentum, affine. A momentum is
-    ignored by kinds that have none: the code that passes it does not know the kind. Factories can be copied and
-    pickled.
+    The call may have options of its own, which take precedence: device, dtype, eps, momentum, affine. A momentum and
+    an eps are ignored by kinds that have none: the code that passes them does not know the kind. Factories can be
+    copied and pickled.
 
     Args:
         kind: a name that `convert` takes.
         dims: of the positions: 2 for maps (N, C, H, W), 3 for volumes, 1 for (N, C) and (N, C, L) and, with "layer",
-            "rms" and "scale", for inputs with the channels last.
+            "rms", "scale", "dyt" and "derf", for inputs with the channels last.
         options: for the layers: eps, momentum, affine, activation, groups and so on; for "position" height and width.
     """
     target_named(kind, "kind")
@@ -84,7 +84,7 @@ def _class_of(kind: str, dims: int) -> type[nn.Module]:
     if kind in ("rms", "scale") and dims > 1:
         raise ArgumentError(
             f'"{kind}" norms take the last dimension for the channels; got dims={dims}. Pass dims=1 for inputs with '
-            'the channels last; for maps take "layer" or "group".'
+            'the channels last; for maps take "layer" or "group", or nk.RMSNorm2d.'
         )
     classes = _row(kind, dims).ours
     if ANY not in classes and dims not in classes:
@@ -104,8 +104,9 @@ def _taken(made: type[nn.Module], target: Target, kind: str) -> tuple[str, ...]:
 def _renamed(made: type[nn.Module], options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as the class calls them, without those that it has no use for."""
     own, parameters = dict(options), inspect.signature(made).parameters
-    if "momentum" not in parameters:
-        own.pop("momentum", None)
+    for name in ("momentum", "eps"):
+        if name not in parameters:
+            own.pop(name, None)
     if "affine" in own and "affine" not in parameters:
         affine = own.pop("affine")
         if "elementwise_affine" in parameters:
@@ -120,6 +121,8 @@ def _arguments(
 ) -> dict[str, Any]:
     """All arguments of the constructor."""
     target, own = _row(kind, dims), _renamed(made, options)
+    if kind in ("dyt", "derf"):
+        own.setdefault("channels_last", dims == 1)
     if target.size == "normalized_shape":
         return {target.size: channels, **own}
     if type(channels) is not int or channels < 1:

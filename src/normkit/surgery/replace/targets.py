@@ -29,6 +29,8 @@ TargetName = Literal[
     "layer",
     "rms",
     "scale",
+    "dyt",
+    "derf",
     "filter-response",
     "evo-b0",
     "evo-s0",
@@ -53,6 +55,7 @@ class Target:
         at_most: an option that is an upper bound, fitted to the channels of each layer, and what it counts.
         sizes: further arguments that say how large a layer is, with values that suit 2 channels.
         is_across: whether they normalize with statistics across examples.
+        of_channels: our classes for norms over the channels of each position, (N, C, ...), by the same number.
     """
 
     ours: Mapping[int, type[nn.Module]]
@@ -64,6 +67,7 @@ class Target:
     at_most: tuple[str, str] | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     is_across: bool = False
+    of_channels: Mapping[int, type[nn.Module]] = field(default_factory=dict)
 
     def classes(self, whose: Classes) -> Mapping[int, type[nn.Module]]:
         """The classes of one origin."""
@@ -147,9 +151,13 @@ TARGETS: dict[str, Target] = {
         {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d},
         (*BATCHED, "track_running_stats"),
     ),
-    "layer": Target({ANY: layers.LayerNorm}, {ANY: nn.LayerNorm}, size="normalized_shape"),
-    "rms": Target({ANY: layers.RMSNorm}, {ANY: nn.RMSNorm}, size="normalized_shape"),
+    "layer": Target(
+        {ANY: layers.LayerNorm}, {ANY: nn.LayerNorm}, size="normalized_shape", of_channels={2: layers.LayerNorm2d}
+    ),
+    "rms": Target({ANY: layers.RMSNorm}, {ANY: nn.RMSNorm}, size="normalized_shape", of_channels={2: layers.RMSNorm2d}),
     "scale": Target({ANY: layers.ScaleNorm}, size="dim"),
+    "dyt": Target({ANY: layers.DynamicTanh}, options=("alpha_init_value",), size="normalized_shape"),
+    "derf": Target({ANY: layers.Derf}, options=("alpha_init_value", "shift_init_value"), size="normalized_shape"),
     "filter-response": Target({2: layers.FilterResponseNorm2d}, options=("eps", "learnable_eps", "threshold")),
     "evo-b0": Target({2: layers.EvoNormB0}, options=BATCHED, is_across=True),
     "evo-s0": Target({2: layers.EvoNormS0}, options=("eps", "groups"), at_most=GROUPS, sizes={"groups": 1}),

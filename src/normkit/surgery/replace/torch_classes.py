@@ -42,9 +42,11 @@ def _in_torch(site: Site, options: Sequence[str]) -> Replacement:
     layer = site.layer
     if not isinstance(layer, NormLayer) and type(layer).__module__.startswith("torch.nn."):
         raise NothingToDo("is torch's own already")
-    kind = _class_for(layer)
+    kind = None if site.spec.channels_first else _class_for(layer)  # torch's layer and RMS norms take the last
     if kind is None:
         raise Skip(f"torch has no class that computes what a {site.class_name} does")
+    if site.spec.channel_dim != 1:
+        raise Skip(f"its channels are in dimension {site.spec.channel_dim}, and torch's class has them in dimension 1")
     if options:
         raise Skip(f"it is called with {', '.join(options)}, which torch's layers do not take")
     must_be_understood(site, frozen_twin)

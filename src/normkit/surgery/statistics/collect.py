@@ -21,7 +21,7 @@ from normkit.hooks import BeforeForward, hooked
 from normkit.layers.norm_layer import NormLayer
 from normkit.moments import Moments, PopulationMethod
 from normkit.surgery.no_updates import uncompiled
-from normkit.surgery.norms import Norm
+from normkit.surgery.norms import Norm, channels_second
 from normkit.surgery.statistics.tally import ALONE, Tally, group_of, moments_of, over_ranks
 
 Progress = Callable[[int], None]
@@ -164,13 +164,16 @@ def own_statistics_back(norms: Sequence[Norm]) -> Iterator[None]:
 
 
 def given(norm: Norm, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
-    """A layer's input, and its mask as it broadcasts against that."""
+    """A layer's input, with the channels in the second dimension, and its mask as it broadcasts against that."""
     x = args[0] if args else kwargs.get("input", kwargs.get("x"))
     features = feature_shape(norm.layer)
+    mask = kwargs.get("mask")
+    if isinstance(x, Tensor):
+        mask = channels_second(norm, mask) if isinstance(mask, Tensor) and mask.dim() == x.dim() else mask
+        x = channels_second(norm, x)
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape[1 : 1 + len(features)] != features:
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ShapeError(f"{norm.title} needs an input (N, {', '.join(map(str, features))}, ...); got {got}.")
-    mask = kwargs.get("mask")
     if mask is not None and not isinstance(norm.layer, NormLayer):
         raise ArgumentError(
             f"{norm.title} is called with a mask, and it is not known whether that marks what counts or "
