@@ -65,7 +65,7 @@ class SplitBatchNorm2d(BatchNorm, nn.BatchNorm2d, one_step=True):
     def reset_parameters(self) -> None:
         """Reset the layer and its auxiliary norms."""
         super().reset_parameters()
-        for other in self._modules.get("aux_bn") or ():  # torch's constructor calls before there are any
+        for other in self._others():
             other.reset_parameters()
 
     def _set_activation(self, activation: ActivationLike | None, negative_slope: float) -> None:
@@ -74,8 +74,11 @@ class SplitBatchNorm2d(BatchNorm, nn.BatchNorm2d, one_step=True):
 
     def _share_activation(self) -> None:
         """Let every part end in what the loops fuse; any other activation runs once, after all parts."""
-        for other in self._modules.get("aux_bn") or ():
+        for other in self._others():
             other.activation = self._fused
+
+    def _others(self) -> list[BatchNorm2d]:
+        return [*self.aux_bn] if "aux_bn" in self._modules else []  # constructors call before there are any
 
     def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
         if not self.training:
