@@ -234,6 +234,42 @@ def test_bad_input():
         get(3)
 
 
+@pytest.mark.parametrize("num_splits", [2, 3])
+def test_split_norms_are_timms(num_splits):
+    """Arguments in timm's order, weights under its names, and the same steps of training."""
+    options = (6, 1e-3, 0.3, True, True, num_splits)
+    theirs = randomize_(timm.layers.SplitBatchNorm2d(*options)).double()
+    ours = nk.SplitBatchNorm2d(*options).double()
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    for mode in (True, True, False):
+        x = torch.randn(12, 6, 4, 4, dtype=torch.float64)
+        found = []
+        for layer in (ours, theirs):
+            layer.zero_grad()
+            y = layer.train(mode)(x)
+            y.square().sum().backward()
+            found.append([y, *(p.grad for p in layer.parameters() if p.grad is not None)])
+        for mine, its in zip(*found, strict=True):
+            torch.testing.assert_close(mine, its, rtol=1e-10, atol=1e-10)
+    for name, t in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], t, rtol=1e-12, atol=1e-12)
+    theirs.load_state_dict(ours.state_dict())
+
+
+def test_converted_to_split_norms_as_timm_does():
+    model = at_random(timm.layers.ConvNormAct(3, 8, 3, norm_layer=nn.BatchNorm2d)).double()
+    ours = nk.convert(model, "split", num_splits=2).model
+    theirs = timm.layers.convert_splitbn_model(copy.deepcopy(model), num_splits=2)
+    x = torch.randn(6, 3, 8, 8, dtype=torch.float64)
+    for mode in (True, False):
+        torch.testing.assert_close(ours.train(mode)(x), theirs.train(mode)(x), rtol=1e-10, atol=1e-10)
+    norms = [{name for name in model.state_dict() if "bn" in name} for model in (ours, theirs)]
+    assert norms[0] == norms[1]
+    with pytest.raises(UnsupportedError, match="auxiliary norms for parts of a batch"):
+        timm.layers.convert_splitbn_model(nk.SplitBatchNorm2d(8))
+
+
 CONVERTERS = {
     "convert_sync_batchnorm": (nk.BatchNorm2d(8, activation="relu"), "nk.convert"),
     "freeze_batch_norm_2d": (nk.BatchNorm2d(8, activation=nn.Hardswish()), "nk.freeze"),

@@ -259,7 +259,8 @@ def _kept_in(norm: nn.Module) -> ActivationLike | None:
 
 def activation_child(norm: nn.Module) -> nn.Module | None:
     """The child of a norm that is an activation, as timm's norms have it."""
+    no_activation = nn.Identity | _DropoutNd | nn.ModuleList  # a list: the auxiliary norms of a split one
     for name, child in norm._modules.items():
-        if name != "parametrizations" and child is not None and not isinstance(child, nn.Identity | _DropoutNd):
+        if name != "parametrizations" and child is not None and not isinstance(child, no_activation):
             return child
     return None

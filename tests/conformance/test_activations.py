@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import normkit as nk
 from normkit.activations import parted
-from support.cases import CASES, randomize_
+from support.cases import CASES, randomize_, taking_part
 from support.depth import thinned
 from support.refusal import refused, refused_untouched
 
@@ -80,7 +80,7 @@ def test_it_follows_the_norm(case, which, training):
     torch.testing.assert_close(x.grad, twin_x.grad, rtol=1e-12, atol=1e-12)
     for name, b in bare.named_buffers():
         assert torch.equal(layer.get_buffer(name), b)
-    for p in layer.parameters():
+    for p in taking_part(layer).values():
         assert p.grad is not None
 
 

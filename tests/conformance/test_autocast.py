@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.cases import CASES
+from support.cases import CASES, taking_part
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -23,4 +23,4 @@ def test_autocast(case, training):
     assert plain.dtype == kept
     y.float().sum().backward()
     assert before.weight.grad.dtype == torch.float32
-    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
+    assert all(p.grad.dtype == torch.float32 for p in taking_part(layer).values())

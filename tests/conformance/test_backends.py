@@ -10,7 +10,7 @@ import normkit as nk
 from normkit.activations import ACTIVATIONS
 from normkit.kernels import select
 from support.bounds import bound_of_any
-from support.cases import CASES, TWINS
+from support.cases import CASES, TWINS, taking_part
 from support.depth import thinned
 
 BACKENDS = thinned(
@@ -24,7 +24,7 @@ def step(layer, forward, x, dy):
     x = x.detach().clone().requires_grad_()
     y = forward(x)
     y.backward(dy)
-    found = {"output": y.detach(), "dx": x.grad} | {f"d{name}": p.grad for name, p in layer.named_parameters()}
+    found = {"output": y.detach(), "dx": x.grad} | {f"d{name}": p.grad for name, p in taking_part(layer).items()}
     return found | {name: b for name, b in layer.named_buffers() if b.is_floating_point()}
 
 

@@ -8,7 +8,7 @@ import torch
 from normkit.kernels import select
 from support.backends import refuses_loops
 from support.bounds import bound_of_any
-from support.cases import CASES
+from support.cases import CASES, taking_part
 
 
 def family(case):
@@ -78,7 +78,7 @@ def test_fullgraph(case, training, backend):
         assert_near("output", y, z, case.slack(z))
         assert_near("dx", x.grad, twin_x.grad, case.slack(twin_x.grad))
     walked = dy.detach().norm()  # by a parameter's gradient, over the two steps
-    for p, q in zip(layer.parameters(), twin.parameters(), strict=True):
+    for p, q in zip(taking_part(layer).values(), taking_part(twin).values(), strict=True):
         assert_near("dweight", p.grad, q.grad, case.slack(q.grad), walked)
     for name, b in twin.named_buffers():
         assert_near("running_var", layer.get_buffer(name), b, 0.0)

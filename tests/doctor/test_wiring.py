@@ -210,6 +210,39 @@ def test_a_zero_gamma_behind_a_relu_with_its_beta_is_dead():
     assert (found.layer, found.evidence["channels"]) == ("1", 3)
 
 
+def test_zero_gammas_of_a_domain_that_no_batch_came_from_are_not_judged():
+    model = settled(cnn(), images())
+    model = nk.convert(model, "domain", num_domains=2, affine_per_domain=True, only="1").model
+    model[1].domain = 0
+    with torch.no_grad():
+        model[1].weight[1] = 0  # of the other domain
+    case = Case(model, images(), options={"loss": F.cross_entropy})
+    assert case.examine("NK306").findings == []
+    with torch.no_grad():
+        model[1].weight[0, :3], model[1].bias[0, :3] = 0, -0.1
+    (found,) = case.examine("NK306").findings
+    assert (found.layer, found.evidence["channels"]) == ("1", 3)
+
+
+def test_a_batch_in_parts_is_healthy():
+    """Each part of a SplitBatchNorm2d has statistics of its own, far from the others'."""
+    batches = images()
+    for x, _ in batches:
+        x[len(x) // 2 :].mul_(3).add_(4)
+    model = nk.convert(cnn(), "split").model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with nk.watch(model, optimizer=optimizer) as ledger:
+        for _ in range(8):
+            for x, y in batches:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    assert ledger.findings == []
+    clean = [(x[: len(x) // 2], y[: len(y) // 2]) for x, y in batches]
+    for mode in (True, False):
+        assert nk.examine(model.train(mode), clean, F.cross_entropy).ok
+
+
 def test_a_batch_of_one_becomes_a_finding_and_the_rest_is_examined():
     batches = [*rows(), (torch.randn(1, 6), torch.zeros(1, dtype=torch.long))]
     diagnosis = nk.examine(settled(mlp(), rows()).train(), batches)

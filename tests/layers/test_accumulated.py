@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
+from support.case import randomize_
 from support.twins import close, randn, same_state, twins
 
 
@@ -23,6 +25,26 @@ def test_micro_batches_equal_the_large_batchs_statistics():
         # The last of a cycle is normalized with the statistics of the whole large batch.
         close(last, bn(large)[3:])
         same_state(layer, bn)
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs", "shape"),
+    [
+        (nk.AccumulatedBatchNorm1d, nn.BatchNorm1d, (9, 4)),
+        (nk.AccumulatedBatchNorm1d, nn.BatchNorm1d, (7, 4, 3)),
+        (nk.AccumulatedBatchNorm3d, nn.BatchNorm3d, (7, 4, 3, 2, 2)),
+    ],
+)
+def test_other_ranks(ours, torchs, shape):
+    layer = randomize_(ours(4, micro_batches=2)).double()
+    bn = torchs(4).double()
+    bn.load_state_dict(layer.state_dict())
+    for _ in range(2):
+        large = randn(*shape) * 2 + 4
+        layer(large[:3])
+        close(layer(large[3:]), bn(large)[3:])
+        same_state(layer, bn)
+    close(layer.eval()(large), bn.eval()(large))
 
 
 def test_every_micro_batch_sees_a_batchs_worth_of_values():

@@ -26,6 +26,39 @@ def test_statistics_never_mix():
         layer.train()
 
 
+@pytest.mark.parametrize("affine", [True, "scale", "shift"])
+def test_each_domain_with_its_own_gamma_and_beta(affine):
+    layer = randomize_(nk.DomainBatchNorm3d(4, 3, affine=affine, affine_per_domain=True)).double()
+    assert {p.shape for p in layer.parameters()} == {(3, 4)}
+    alone = [nk.BatchNorm3d(4, affine=affine).double() for _ in range(3)]
+    for k, bn in enumerate(alone):
+        bn.load_state_dict({name: t[k] for name, t in layer.state_dict().items()})
+    for k in (2, 0, 2):
+        layer.zero_grad()
+        alone[k].zero_grad()
+        x, dy = randn(3, 4, 2, 3, 2) + 5 * k, randn(3, 4, 2, 3, 2)
+        y, expected = layer(x, domain=k), alone[k](x)
+        close(y, expected)
+        y.backward(dy)
+        expected.backward(dy)
+        for name, p in layer.named_parameters():
+            close(p.grad[k], alone[k].get_parameter(name).grad)
+            assert not p.grad[torch.arange(3) != k].any()
+    for k, bn in enumerate(alone):
+        x = randn(3, 4, 2, 3, 2)
+        close(layer.eval()(x, domain=k), bn.eval()(x))
+        with torch.no_grad():  # the loops' shorter way
+            close(layer(x, domain=k), bn(x))
+
+
+def test_a_new_layer_has_domains_alike():
+    layer = nk.DomainBatchNorm1d(4, 3, affine_per_domain=True)
+    assert torch.equal(layer.weight, torch.ones(3, 4))
+    assert torch.equal(layer.bias, torch.zeros(3, 4))
+    assert "num_domains=3, affine_per_domain=True" in repr(layer)
+    assert "affine_per_domain" not in repr(nk.DomainBatchNorm1d(4, 3))
+
+
 def test_a_domain_around_a_whole_model():
     model = nn.Sequential(nk.DomainBatchNorm1d(4, 3), nn.Linear(4, 4), nk.DomainBatchNorm1d(4, 3))
     model[2].domain = 0
@@ -51,3 +84,5 @@ def test_what_it_refuses():
         pass
     with pytest.raises(nk.ArgumentError, match="num_domains must be at least 1"):
         nk.DomainBatchNorm1d(4, 0)
+    with pytest.raises(nk.ArgumentError, match=r"affine_per_domain=True needs a gamma or a beta.*got affine=False"):
+        nk.DomainBatchNorm1d(4, 2, affine=False, affine_per_domain=True)

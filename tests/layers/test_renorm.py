@@ -118,6 +118,135 @@ def test_the_schedule_follows_the_batches_seen():
         assert agrees == (step < 8)
 
 
+# Warm-up
+
+
+def warming(warmup_steps=3, seen=0, dtype=torch.float32, **options):
+    """A renorm in random state that has seen so many batches, with limits that most channels reach."""
+    layer = randomize_(nk.BatchRenorm2d(4, warmup_steps=warmup_steps, r_max=1.3, d_max=0.2, **options)).to(dtype)
+    layer.num_batches_tracked.fill_(seen)
+    return layer
+
+
+def without_warmup(layer, kind=nk.BatchRenorm2d, **options):
+    twin = kind(4, momentum=layer.momentum, activation=layer.activation, **options).to(layer.weight.dtype)
+    twin.load_state_dict(layer.state_dict())
+    return twin
+
+
+def stepped(layer, x, dy):
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    return [y, *torch.autograd.grad(y, [x, layer.weight, layer.bias], dy)]
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_warm_up_is_batch_norm_and_then_it_is_renorm_bit_for_bit(backend, momentum):
+    layer = warming(momentum=momentum, activation="leaky_relu")
+    with select.backend(backend):
+        for step in range(6):
+            still = without_warmup(layer, r_max=1.0, d_max=0.0)
+            limited = without_warmup(layer, r_max=1.3, d_max=0.2)
+            bn = without_warmup(layer, nk.BatchNorm2d)
+            x, dy = torch.randn(6, 4, 3, 3) * 2 + 1, torch.randn(6, 4, 3, 3)
+            found = stepped(layer, x, dy)
+            expected = stepped(bn if step < 3 else limited, x, dy)
+            assert all(map(torch.equal, found, expected)), step
+            stepped(still, x, dy)  # running statistics move as a renorm's do, whatever the limits are
+            assert all(torch.equal(t, still.state_dict()[name]) for name, t in layer.state_dict().items())
+            assert torch.equal(found[0], stepped(without_warmup(layer, nk.BatchNorm2d), x, dy)[0]) == (step < 3)
+
+
+def test_as_torchrl_writes_it():
+    """BatchRenorm1d of torchrl in its order of operations: plain for `warmup_steps`, then within max_r and max_d."""
+    layer = randomize_(nk.BatchRenorm1d(4, warmup_steps=2, r_max=1.5, d_max=0.4)).double()
+    layer.num_batches_tracked.zero_()
+    for step in range(4):
+        x = randn(8, 4) * 2 + 1
+        running_mean, running_std = layer.running_mean.clone(), (layer.running_var + layer.eps).sqrt()
+        mean, std = x.mean(0), (x.var(0, unbiased=False) + layer.eps).sqrt()
+        r = (std / running_std).clamp(1 / 1.5, 1.5)
+        d = ((mean - running_mean) / running_std).clamp(-0.4, 0.4)
+        if step < 2:
+            r, d = torch.ones(4).double(), torch.zeros(4).double()
+        close(layer(x), layer.weight * ((x - mean) / std * r + d) + layer.bias)
+
+
+def test_a_run_goes_on_from_the_middle_of_its_warm_up():
+    layer, batches = warming(warmup_steps=4), [torch.randn(6, 4, 3, 3) + i for i in range(6)]
+    whole = copy.deepcopy(layer)
+    expected = [whole(x) for x in batches]
+    for x in batches[:2]:
+        layer(x)
+    resumed = nk.BatchRenorm2d(4, warmup_steps=4, r_max=1.3, d_max=0.2)
+    resumed.load_state_dict(layer.state_dict())
+    assert all(map(torch.equal, map(resumed, batches[2:]), expected[2:]))
+    assert resumed.num_batches_tracked == 6
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_warm_up_too(duplicate):
+    layer = warming(seen=1)
+    twin, x = duplicate(layer), torch.randn(6, 4, 3, 3)
+    assert all(torch.equal(twin(x), layer(x)) for _ in range(4))
+    assert "warmup_steps=3" in repr(twin)
+    assert "warmup_steps" not in repr(nk.BatchRenorm2d(4))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_one_compiled_graph_serves_before_and_after(backend):
+    torch.compiler.reset()
+    layer = warming(dtype=torch.float64)
+    twin, graphs = copy.deepcopy(layer), torch._dynamo.testing.CompileCounterWithBackend(backend)
+    compiled = torch.compile(layer, fullgraph=True, backend=graphs)
+    for _ in range(6):
+        x, dy = randn(6, 4, 3, 3) * 2 + 1, randn(6, 4, 3, 3)
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        y, z = compiled(inputs[0]), twin(inputs[1])
+        y.backward(dy)
+        z.backward(dy)
+        close(y, z)
+        close(inputs[0].grad, inputs[1].grad)
+    for name, t in twin.state_dict().items():
+        torch.testing.assert_close(layer.state_dict()[name], t, rtol=1e-12, atol=1e-12)
+    assert graphs.frame_count == 1  # the number of batches is not part of what was compiled
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpointed_step_at_the_end_of_the_warm_up(use_reentrant):
+    """When the forward is repeated, the count has moved on."""
+    layer = warming(seen=2)
+    twin, x, dy = copy.deepcopy(layer), torch.randn(6, 4, 3, 3) + 1, torch.randn(6, 4, 3, 3)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    layer(inputs[0]).backward(dy)
+    checkpoint(twin, inputs[1], use_reentrant=use_reentrant).backward(dy)
+    assert torch.equal(inputs[0].grad, inputs[1].grad)
+    assert layer.num_batches_tracked == twin.num_batches_tracked == 3
+
+
+def test_a_layer_that_was_pickled_before_there_was_a_warm_up():
+    layer = nk.BatchRenorm2d(4)
+    del vars(layer)["warmup_steps"]
+    assert pickle.loads(pickle.dumps(layer))(torch.randn(3, 4, 2, 2)).isfinite().all()
+
+
+@pytest.mark.parametrize("warmup_steps", [-1, 2.0, True, None, "ten"])
+def test_a_warm_up_that_is_no_number_of_batches(warmup_steps):
+    with pytest.raises(
+        nk.ArgumentError, match=f"warmup_steps must be a number of batches, 0 or more; got {warmup_steps!r}"
+    ):
+        nk.BatchRenorm2d(3, warmup_steps=warmup_steps)
+
+
+def test_a_warm_up_beside_a_schedule():
+    with pytest.raises(
+        nk.ArgumentError, match="warmup_steps and schedule both set the first limits; got warmup_steps=5"
+    ):
+        nk.BatchRenorm2d(3, warmup_steps=5, schedule=nk.renorm_schedule(100))
+
+
 @pytest.mark.parametrize("options", [{"r_max": 0.9}, {"d_max": -1.0}, {"track_running_stats": False}])
 def test_what_it_refuses(options):
     with pytest.raises(nk.ArgumentError, match=r"r_max must be at least 1|running statistics"):

@@ -387,18 +387,18 @@ def test_describing_a_layer_changes_nothing():
 
 # By property, the kinds that have it; every other kind has it not.
 PROPERTIES = {
-    "evaluates_as_batch_norm": {"batch", "renorm", "accumulated"},
-    "can_fold": {"batch", "renorm", "accumulated", "moving", "instance"},
-    "stores_batch_moments": {"batch", "renorm", "accumulated", "switchable", "evo-b0"},
+    "evaluates_as_batch_norm": {"batch", "renorm", "accumulated", "split"},
+    "can_fold": {"batch", "renorm", "accumulated", "split", "moving", "instance"},
+    "stores_batch_moments": {"batch", "renorm", "accumulated", "split", "switchable", "evo-b0"},
     "stores_instead": {"whitened", "moving", "domain", "instance"},
     "subtracts_mean": {
-        *("batch", "renorm", "accumulated", "domain", "whitened", "switchable", "group", "instance", "layer"),
+        *("batch", "renorm", "accumulated", "split", "domain", "whitened", "switchable", "group", "instance", "layer"),
         "weight-standardized",
     },
     "is_over_last": {"layer", "rms", "scale", "dyt", "derf"},
     "moves_affine": {"layer", "rms"},
     "is_replaceable": {
-        *("batch", "renorm", "accumulated", "domain", "moving", "whitened", "switchable"),
+        *("batch", "renorm", "accumulated", "split", "domain", "moving", "whitened", "switchable"),
         *("group", "instance", "filter-response", "layer", "rms", "scale", "dyt", "derf"),
     },
     "statistics_per_example": {"group", "instance", "layer"},

@@ -55,6 +55,12 @@ def state_tensors(layer: nn.Module):
     return iter(found or [torch.zeros(0)])
 
 
+def taking_part(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that the layer's mode uses: auxiliary norms are for training."""
+    own = dict(layer.named_parameters())
+    return own if layer.training else {name: p for name, p in own.items() if not name.startswith("aux_bn.")}
+
+
 def randomize_(layer: nn.Module) -> nn.Module:
     """Give every parameter and buffer a value that no default has: defaults hide faults."""
     with torch.no_grad():

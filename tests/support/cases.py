@@ -2,6 +2,7 @@
 
 from support.case import Case as Case
 from support.case import randomize_ as randomize_
+from support.case import taking_part as taking_part
 from support.rows import across, mixed, pointwise, relatives, weights, within
 
 CASES = [*across.ROWS, *relatives.ROWS, *within.ROWS, *pointwise.ROWS, *mixed.ROWS, *weights.ROWS]

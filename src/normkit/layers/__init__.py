@@ -1,8 +1,8 @@
 """The layers: torch's constructor arguments, in torch's order, and torch's state_dict keys."""
 
-from normkit.layers.accumulated import AccumulatedBatchNorm2d
+from normkit.layers.accumulated import AccumulatedBatchNorm1d, AccumulatedBatchNorm2d, AccumulatedBatchNorm3d
 from normkit.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, PositionBatchNorm2d
-from normkit.layers.domain import DomainBatchNorm1d, DomainBatchNorm2d, domain
+from normkit.layers.domain import DomainBatchNorm1d, DomainBatchNorm2d, DomainBatchNorm3d, domain
 from normkit.layers.dynamic_tanh import Derf, DynamicTanh
 from normkit.layers.evo import EvoNormB0, EvoNormS0
 from normkit.layers.filter_response import FilterResponseNorm2d
@@ -19,13 +19,17 @@ from normkit.layers.moving import MovingBatchNorm2d
 from normkit.layers.renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d, renorm_schedule
 from normkit.layers.rms import RMSNorm, ScaleNorm
 from normkit.layers.scaled_std_conv import ScaledStdConv2d
+from normkit.layers.shuffled import ShuffledBatchNorm1d, ShuffledBatchNorm2d
+from normkit.layers.split import SplitBatchNorm2d
 from normkit.layers.switchable import SwitchableNorm2d
 from normkit.layers.sync import SyncBatchNorm
 from normkit.layers.weight_norm import weight_norm
 from normkit.layers.whitened import WhitenedBatchNorm1d, WhitenedBatchNorm2d
 
 __all__ = [
+    "AccumulatedBatchNorm1d",
     "AccumulatedBatchNorm2d",
+    "AccumulatedBatchNorm3d",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
@@ -35,6 +39,7 @@ __all__ = [
     "Derf",
     "DomainBatchNorm1d",
     "DomainBatchNorm2d",
+    "DomainBatchNorm3d",
     "DynamicTanh",
     "EvoNormB0",
     "EvoNormS0",
@@ -57,7 +62,10 @@ __all__ = [
     "RMSNorm2d",
     "ScaleNorm",
     "ScaledStdConv2d",
+    "ShuffledBatchNorm1d",
+    "ShuffledBatchNorm2d",
     "SkipInit",
+    "SplitBatchNorm2d",
     "SwitchableNorm2d",
     "SyncBatchNorm",
     "WhitenedBatchNorm1d",

@@ -19,8 +19,8 @@ from normkit.moments import Moments
 from normkit.tracing import is_exporting, is_recomputing, is_transformed
 
 
-class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
-    """Batch normalization of (N, C, H, W), where `micro_batches` forwards in a row make one batch.
+class AccumulatedBatchNorm(BatchNorm):
+    """What the accumulated norms share: `micro_batches` forwards in a row make one batch.
 
     Each micro-batch is normalized with the merged moments of itself and the micro_batches - 1 before it; gradients flow
     through its own. The running statistics move once every `micro_batches` forwards, exactly as the large batch would
@@ -32,8 +32,6 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
         micro_batches: forwards between two steps of the optimizer.
     """
 
-    _ranks = (4,)
-    _torch = nn.BatchNorm2d
     _beyond = "statistics over several micro-batches"
 
     window_mean: Tensor
@@ -160,3 +158,24 @@ class AccumulatedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
     def extra_repr(self) -> str:
         """BatchNorm's line, and the window."""
         return super().extra_repr() + f", micro_batches={self.micro_batches}"
+
+
+class AccumulatedBatchNorm1d(AccumulatedBatchNorm, nn.BatchNorm1d):
+    """Batch normalization over micro-batches, of (N, C) or (N, C, L)."""
+
+    _ranks = (2, 3)
+    _torch = nn.BatchNorm1d
+
+
+class AccumulatedBatchNorm2d(AccumulatedBatchNorm, nn.BatchNorm2d):
+    """Batch normalization over micro-batches, of (N, C, H, W)."""
+
+    _ranks = (4,)
+    _torch = nn.BatchNorm2d
+
+
+class AccumulatedBatchNorm3d(AccumulatedBatchNorm, nn.BatchNorm3d):
+    """Batch normalization over micro-batches, of (N, C, D, H, W)."""
+
+    _ranks = (5,)
+    _torch = nn.BatchNorm3d

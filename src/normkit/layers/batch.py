@@ -118,9 +118,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
             return self._run_moved(input, residual, mask, **given)
         return self._run(input, residual, mask, **given)
 
-    def _run_moved(
-        self, input: Tensor, residual: Tensor | None, mask: Tensor | None, **given: Tensor | None
-    ) -> Tensor:
+    def _run_moved(self, input: Tensor, residual: Tensor | None, mask: Tensor | None, **given: Tensor | None) -> Tensor:
         """Run on views that have the channels where everything else expects them, and view the output as the input."""
         dim = checks.channels_at(self.dim, input, name(self._who), self.num_features, self._ranks)
         checks.same_shape(residual, input, name(self._who))

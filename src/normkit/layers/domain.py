@@ -20,15 +20,18 @@ from normkit.tracing import is_plain
 
 
 class DomainBatchNorm(BatchNorm):
-    """What the domain norms share: one set of running statistics per domain, gamma and beta in common.
+    """What the domain norms share: one set of running statistics per domain, gamma and beta in common or one set each.
 
     Say which with `layer(x, domain=k)`, with `nk.domain(model, k)` around a whole model, or by setting `layer.domain`.
 
     Args, beyond BatchNorm's:
         num_domains: how many; `running_mean` and `running_var` have shape (num_domains, C).
+        affine_per_domain: a gamma and a beta for every domain too; `weight` and `bias` then have shape
+            (num_domains, C).
     """
 
     _beyond = "statistics for every domain"
+    affine_per_domain = False  # also in layers that were pickled before this option existed
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class DomainBatchNorm(BatchNorm):
         device: Any = None,
         dtype: Any = None,
         *,
+        affine_per_domain: bool = False,
         bias: bool = True,
         activation: ActivationLike | None = None,
         negative_slope: float = LEAKY_SLOPE,
@@ -63,12 +67,18 @@ class DomainBatchNorm(BatchNorm):
         )
         if num_domains < 1:
             raise ArgumentError(f"num_domains must be at least 1; got {num_domains}.")
+        if affine_per_domain and not affine:
+            raise ArgumentError("affine_per_domain=True needs a gamma or a beta to have per domain; got affine=False.")
         checks.tracked(self.track_running_stats, type(self).__name__)
-        self.num_domains = num_domains
+        self.num_domains, self.affine_per_domain = num_domains, affine_per_domain
         self.domain: int | None = None
         for name in ("running_mean", "running_var", "num_batches_tracked"):
-            one = self.get_buffer(name)
-            self.register_buffer(name, one.expand(num_domains, *one.shape).clone())
+            self.register_buffer(name, self._for_all(self.get_buffer(name)))
+        for name, one in list(self.named_parameters(recurse=False)) if affine_per_domain else []:
+            self.register_parameter(name, nn.Parameter(self._for_all(one.detach())))
+
+    def _for_all(self, one: Tensor) -> Tensor:
+        return one.expand(self.num_domains, *one.shape).clone()
 
     def forward(
         self,
@@ -92,8 +102,8 @@ class DomainBatchNorm(BatchNorm):
         own["domain"] = before if domain is None else domain
         try:
             if not self.training and residual is None and mask is None and not given and is_plain(input):
-                mean, var, _ = self._of_domain()
-                tensors = self.weight, self.bias, mean, var
+                weight, bias, (mean, var, _) = self._tensors()
+                tensors = weight, bias, mean, var
                 y = layer_calls.batch_norm_evaluated(input, *tensors, self._ranks, self.eps, self._fused)
                 if y is not None:
                     return y
@@ -101,8 +111,13 @@ class DomainBatchNorm(BatchNorm):
         finally:
             own["domain"] = before
 
-    def _tensors(self) -> tuple[Tensor | None, Tensor | None, Moments | None]:
-        return self.weight, self.bias, self._of_domain()
+    def _tensors(self) -> tuple[Tensor | None, Tensor | None, Moments]:
+        stored = self._of_domain()
+        if not self.affine_per_domain:
+            return self.weight, self.bias, stored
+        k = self.domain
+        weight, bias = (None if t is None else t[k] for t in (self.weight, self.bias))
+        return weight, bias, stored
 
     def _of_domain(self) -> Moments:
         k = self.domain
@@ -131,7 +146,8 @@ class DomainBatchNorm(BatchNorm):
 
     def extra_repr(self) -> str:
         """BatchNorm's line, and the domains."""
-        return super().extra_repr() + f", num_domains={self.num_domains}"
+        apart = ", affine_per_domain=True" if self.affine_per_domain else ""
+        return super().extra_repr() + f", num_domains={self.num_domains}{apart}"
 
 
 class DomainBatchNorm1d(DomainBatchNorm, nn.BatchNorm1d, one_step=True):
@@ -144,6 +160,12 @@ class DomainBatchNorm2d(DomainBatchNorm, nn.BatchNorm2d, one_step=True):
     """Batch normalization per domain, of (N, C, H, W)."""
 
     _ranks = (4,)
+
+
+class DomainBatchNorm3d(DomainBatchNorm, nn.BatchNorm3d, one_step=True):
+    """Batch normalization per domain, of (N, C, D, H, W)."""
+
+    _ranks = (5,)
 
 
 @contextmanager

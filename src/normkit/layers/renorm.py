@@ -54,10 +54,12 @@ class BatchRenorm(BatchNorm):
 
     Args, beyond BatchNorm's:
         r_max, d_max: the limits.
+        warmup_steps: so many first batches, by num_batches_tracked, are normalized as a BatchNorm would: r = 1, d = 0.
         schedule: a function of the step, num_batches_tracked, that gives (r_max, d_max) instead.
     """
 
     _beyond = "a correction towards its running statistics"
+    warmup_steps = 0  # also in layers that were pickled before this option existed
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class BatchRenorm(BatchNorm):
         *,
         r_max: float = 3.0,
         d_max: float = 5.0,
+        warmup_steps: int = 0,
         schedule: Schedule | None = None,
         bias: bool = True,
         activation: ActivationLike | None = None,
@@ -94,8 +97,15 @@ class BatchRenorm(BatchNorm):
         )
         if not (r_max >= 1 and d_max >= 0):
             raise ArgumentError(f"r_max must be at least 1 and d_max at least 0; got {r_max} and {d_max}.")
+        if type(warmup_steps) is not int or warmup_steps < 0:
+            raise ArgumentError(f"warmup_steps must be a number of batches, 0 or more; got {warmup_steps!r}.")
+        if warmup_steps and schedule is not None:
+            raise ArgumentError(
+                f"warmup_steps and schedule both set the first limits; got warmup_steps={warmup_steps} and a schedule. "
+                "Let the schedule return (1.0, 0.0) for those steps, or leave it out."
+            )
         checks.tracked(self.track_running_stats, type(self).__name__)
-        self.r_max, self.d_max, self.schedule = r_max, d_max, schedule
+        self.r_max, self.d_max, self.warmup_steps, self.schedule = r_max, d_max, warmup_steps, schedule
         self._last: Tensor | tuple[Tensor, Tensor] | None = None  # r and d: as one, if the loops have set them
 
     def _normalize_and_store_(self, input: Tensor, terms: Terms, stored: Moments) -> Tensor:
@@ -127,15 +137,24 @@ class BatchRenorm(BatchNorm):
         if is_recomputing() and self._last is not None:
             r, d = self._last  # the running statistics have moved since the forward that this one repeats
             return r, d
-        r_max, d_max = self._limits(stored)
+        r_max, d_max = self._scheduled(stored)
         std, running_std = self._std(batch), self._std(stored)
         r = (std / running_std).clamp(1 / r_max, r_max)
         d = ((batch.mean - stored.mean) / running_std).clamp(-d_max, d_max)
+        if self.warmup_steps:  # decided among tensors: compiled code must not depend on how many batches there were
+            is_cold = torch.as_tensor(stored.count, device=r.device) < self.warmup_steps
+            r, d = torch.where(is_cold, 1.0, r), torch.where(is_cold, 0.0, d)
         if not (torch.compiler.is_compiling() or is_transformed(r)):
             self._last = r, d
         return hold(r), hold(d)
 
     def _limits(self, stored: Moments) -> tuple[float, float]:
+        """The limits of this step, for the loops, whose counts are numbers that can be read."""
+        if self.warmup_steps and int(stored.count) < self.warmup_steps:
+            return 1.0, 0.0
+        return self._scheduled(stored)
+
+    def _scheduled(self, stored: Moments) -> tuple[float, float]:
         return (self.r_max, self.d_max) if self.schedule is None else self.schedule(int(stored.count))
 
     def _update_(self, stored: Moments, batch: Moments) -> None:
@@ -155,7 +174,8 @@ class BatchRenorm(BatchNorm):
 
     def extra_repr(self) -> str:
         """BatchNorm's line, and the limits."""
-        return super().extra_repr() + f", r_max={self.r_max}, d_max={self.d_max}"
+        warmup = f", warmup_steps={self.warmup_steps}" if self.warmup_steps else ""
+        return super().extra_repr() + f", r_max={self.r_max}, d_max={self.d_max}{warmup}"
 
 
 class BatchRenorm1d(BatchRenorm, nn.BatchNorm1d, one_step=True):

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normkit.activations import activation_child, activation_of, label
-from normkit.layers.accumulated import AccumulatedBatchNorm2d
+from normkit.layers.accumulated import AccumulatedBatchNorm
 from normkit.layers.batch import BatchNorm, PositionBatchNorm2d
 from normkit.layers.channel_norm import ChannelNorm
 from normkit.layers.domain import DomainBatchNorm
@@ -29,6 +29,7 @@ from normkit.layers.moving import MovingBatchNorm2d
 from normkit.layers.renorm import BatchRenorm
 from normkit.layers.rms import ScaleNorm
 from normkit.layers.scaled_std_conv import ScaledStdConv2d
+from normkit.layers.split import SplitBatchNorm2d
 from normkit.layers.switchable import SwitchableNorm2d
 from normkit.layers.sync import SyncBatchNorm
 from normkit.layers.whitened import WhitenedBatchNorm
@@ -105,7 +106,8 @@ _RELATIVES: dict[type[BatchNorm], dict[str, Any]] = {
     GhostBatchNorm: {"scope": "ghost"},
     BatchRenorm: {"kind": "renorm"},
     DomainBatchNorm: {"kind": "domain"},
-    AccumulatedBatchNorm2d: {"kind": "accumulated"},
+    AccumulatedBatchNorm: {"kind": "accumulated"},
+    SplitBatchNorm2d: {"kind": "split"},
 }
 
 

@@ -16,6 +16,7 @@ Kind = Literal[
     "batch",
     "renorm",
     "accumulated",
+    "split",
     "domain",
     "moving",
     "whitened",
@@ -36,7 +37,7 @@ Kind = Literal[
 ]
 
 # Kinds whose evaluation is that of a BatchNorm, gamma * (x - mean) / sqrt(var + eps) + beta with stored statistics.
-_EVALUATES_AS_BATCH_NORM: frozenset[Kind] = frozenset({"batch", "renorm", "accumulated"})
+_EVALUATES_AS_BATCH_NORM: frozenset[Kind] = frozenset({"batch", "renorm", "accumulated", "split"})
 # Kinds that are one scale and shift for each channel when they normalize with stored statistics.
 _CAN_FOLD = _EVALUATES_AS_BATCH_NORM | {"moving", "instance"}
 # Kinds whose stored statistics are the mean and variance of batches, per channel.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from normkit.layers.split import SplitBatchNorm2d
 from normkit.moments import Moments
 from normkit.named_layers import display_name, named_layers
 from normkit.spec import NormSpec, describe
@@ -42,6 +43,16 @@ class Survey(NamedTuple):
 
     norms: list[Norm]
     unknown: dict[str, nn.Module]
+
+    def without_parts(self) -> Survey:
+        """The norms but for those that others are made of: what becomes of these is decided with the whole."""
+        parts = {id(part) for norm in self.norms for part in parts_of(norm.layer)}
+        return Survey([norm for norm in self.norms if id(norm.layer) not in parts], self.unknown)
+
+
+def parts_of(layer: nn.Module) -> list[nn.Module]:
+    """The auxiliary norms that a norm of ours has for parts of a batch in training."""
+    return list(layer.aux_bn) if isinstance(layer, SplitBatchNorm2d) else []
 
 
 def survey(model: nn.Module) -> Survey:

@@ -55,7 +55,7 @@ class Operation:
 
     def survey(self) -> norms.Survey:
         """The norms that `only=` and `skip=` leave to the verb; the others are recorded as skipped."""
-        found = norms.survey(self.model)
+        found = norms.survey(self.model).without_parts()
         layers = {norm.name: norm.layer for norm in found.norms} | found.unknown
         taken = self._selection.among(layers)
         for name, layer in layers.items():

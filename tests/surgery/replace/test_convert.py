@@ -43,7 +43,7 @@ OPTIONS = [
     {"affine": False},
     {"track_running_stats": False},
 ]
-EVALUATE_ALIKE = ["sync", "frozen", "renorm", "ghost", "batch"]
+EVALUATE_ALIKE = ["sync", "frozen", "renorm", "ghost", "shuffled", "batch"]
 
 
 def batch_norm(classes, dimensions, **options):
@@ -195,6 +195,8 @@ SOURCES = {
     "renorm": (lambda: nk.BatchRenorm2d(8, r_max=2.0), MAPS),
     "ghost": (lambda: nk.GhostBatchNorm2d(8, chunk_size=2), MAPS),
     "accumulated": (lambda: nk.AccumulatedBatchNorm2d(8, micro_batches=2), MAPS),
+    "shuffled": (lambda: nk.ShuffledBatchNorm2d(8, chunk_size=2), MAPS),
+    "split": (lambda: nk.SplitBatchNorm2d(8), MAPS),
     "group": (lambda: nn.GroupNorm(2, 8), MAPS),
     "our-group": (lambda: nk.GroupNorm(2, 8, affine="scale"), VECTORS),
     "instance": (lambda: nn.InstanceNorm2d(8, affine=True), MAPS),
@@ -205,6 +207,7 @@ SOURCES = {
     "rms": (lambda: nn.RMSNorm(8), VECTORS),
     "scale": (lambda: nk.ScaleNorm(8, eps=0.01), VECTORS),
     "domain": (lambda: nk.DomainBatchNorm2d(8, 3, eps=0.02), MAPS),
+    "domain-affine": (lambda: nk.DomainBatchNorm2d(8, 3, affine_per_domain=True), MAPS),
     "moving": (lambda: nk.MovingBatchNorm2d(8), MAPS),
     "whitened": (lambda: nk.WhitenedBatchNorm1d(8, group_size=4), VECTORS),
     "switchable": (lambda: nk.SwitchableNorm2d(8), MAPS),
@@ -212,8 +215,13 @@ SOURCES = {
 
 
 WAYS = [(to, "normkit") for to in TARGETS] + [(to, "torch") for to, target in TARGETS.items() if target.torchs]
-ORDINARY = {"batch", "untracked", "our-sync", "group", "layer", "domain", "scale", "moving"}
-NEEDED = {"ghost": {"chunk_size": 2}, "accumulated": {"micro_batches": 2}, "domain": {"num_domains": 2}}
+ORDINARY = {"batch", "untracked", "our-sync", "split", "group", "layer", "domain", "scale", "moving"}
+NEEDED = {
+    "ghost": {"chunk_size": 2},
+    "shuffled": {"chunk_size": 2},
+    "accumulated": {"micro_batches": 2},
+    "domain": {"num_domains": 2},
+}
 
 
 @pytest.mark.filterwarnings("ignore::normkit.NormkitWarning")  # that a layer cannot be converted
@@ -223,7 +231,7 @@ def test_any_norm_to_any_norm(source, to, classes):
     """Or a reason; what comes out runs in both modes, with the old gamma, and says truly whether it is the same."""
     build, shape = SOURCES[source]
     layer, x = randomize_(build()), torch.randn(shape) * 2 + 1
-    with nk.domain(layer, 1) if source == "domain" else nullcontext():
+    with nk.domain(layer, 1) if source.startswith("domain") else nullcontext():
         done = convert(layer, to, x, classes=classes, only="", **NEEDED.get(to, {}))
     assert len(done.changed) + len(done.skipped) == 1
     if done.changed:

@@ -23,7 +23,7 @@ def batch_norm(**options):
     return randomize_(nn.BatchNorm2d(8, eps=0.02, momentum=0.3, **options))
 
 
-@pytest.mark.parametrize("to", ["accumulated", "domain", "whitened", "position"])
+@pytest.mark.parametrize("to", ["accumulated", "split", "shuffled", "domain", "whitened", "position"])
 @pytest.mark.parametrize("affine", [True, False])
 def test_one_function_in_evaluation(to, affine):
     layer = batch_norm(affine=affine)
@@ -43,6 +43,79 @@ def test_accumulated_keeps_the_very_tensors():
     assert layer.micro_batches == 4
     assert all(a is b for a, b in zip(parameters, layer.parameters(), strict=True))
     assert type(convert(layer, "batch", classes="torch").model) is nn.BatchNorm2d
+
+
+@pytest.mark.parametrize(("dims", "shape"), [(1, (6, 8)), (2, (6, 8, 3, 2)), (3, (6, 8, 2, 3, 2))])
+def test_accumulated_and_domain_norms_of_all_ranks(dims, shape):
+    layer = randomize_(getattr(nn, f"BatchNorm{dims}d")(8, eps=0.02))
+    x = torch.randn(shape)
+    for to, name in (("accumulated", "AccumulatedBatchNorm"), ("domain", "DomainBatchNorm")):
+        done = convert(nn.Sequential(layer), to, x, **NEEDED[to])
+        assert type(done.model[0]) is getattr(nk, f"{name}{dims}d")
+        assert done.parity.max_rel < 1e-6
+
+
+def test_split_starts_with_copies_of_the_old_norm():
+    layer = batch_norm()
+    layer.bias.requires_grad_(False)
+    before = copy.deepcopy(layer.state_dict())
+    model = nn.Sequential(layer)
+    done = convert(model, "split", X, num_splits=3, inplace=True)
+    assert type(layer) is nk.SplitBatchNorm2d
+    assert "every part of a batch starts with the same" in done.changed[0].why
+    assert (layer.momentum, layer.aux_bn[1].eps, layer.aux_bn[1].momentum) == (0.3, 0.02, 0.3)
+    for part in (layer, *layer.aux_bn):
+        assert all(torch.equal(part.state_dict()[name], t) for name, t in before.items())
+        assert [p.requires_grad for p in part.parameters(recurse=False)] == [True, False]
+    model.train()(X)
+    states = [part.running_mean for part in (layer, *layer.aux_bn)]
+    assert len({tuple(mean.tolist()) for mean in states}) == 3  # none of them shares memory with another
+    done.undo()
+    assert type(layer) is nn.BatchNorm2d
+    assert list(layer.state_dict()) == list(before)
+
+
+def test_a_split_norm_becomes_its_first_norm():
+    layer = randomize_(nk.SplitBatchNorm2d(8, eps=0.02, activation="relu")).eval()
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), layer).eval()
+    done = convert(model, "batch", X)
+    assert [change.layer for change in done.changed] == ["1"]  # its parts are not layers of their own
+    assert "its auxiliary norms dropped" in done.changed[0].why
+    assert done.parity.max_rel < 1e-6
+    assert torch.equal(done.model[1].running_mean, layer.running_mean)
+    assert "is one already" in convert(model, "split", num_splits=2).skipped[0].why
+    assert convert(model, "split", X, num_splits=4).model[1].num_splits == 4
+    assert nk.fold(model, example=X).parity.max_rel < 1e-5
+    assert nk.recalibrate(model, [X, X + 1]).skipped == []
+
+
+def test_a_frozen_split_norm_comes_back_whole():
+    model = nn.Sequential(randomize_(nk.SplitBatchNorm2d(8, num_splits=3)))
+    before = picture(model)
+    frozen = freeze(model, inplace=True)
+    assert [change.layer for change in frozen.changed] == ["0"]
+    assert type(model[0]) is nk.FrozenBatchNorm2d
+    nk.unfreeze(model, inplace=True)
+    assert type(model[0]) is nk.SplitBatchNorm2d
+    assert same_picture(picture(model), before)
+
+
+def test_each_domain_may_have_a_gamma_and_beta_of_its_own():
+    layer = batch_norm()
+    layer.bias.requires_grad_(False)
+    done = convert(nn.Sequential(layer), "domain", X, num_domains=3, affine_per_domain=True)
+    new = done.model[0]
+    assert done.parity.max_rel < 1e-6
+    assert new.weight.shape == new.bias.shape == (3, 8)
+    assert (new.weight == layer.weight).all()
+    assert (new.weight.requires_grad, new.bias.requires_grad) == (True, False)
+    randomize_(new)
+    with nk.domain(done.model, 2):
+        back = convert(done.model, "batch", X)
+        assert back.parity.max_rel < 1e-6
+    assert torch.equal(back.model[0].weight, new.weight[2])
+    assert [p.requires_grad for p in back.model.parameters()] == [True, False]
+    assert not any(back.model[0].weight is p for p in done.model.parameters())
 
 
 def test_every_domain_starts_with_the_old_statistics():
@@ -248,7 +321,9 @@ def test_calibrated_evo_norms_come_close_to_norm_and_activation():
     assert gap[1] < gap[0]
 
 
-@pytest.mark.parametrize("to", ["accumulated", "domain", "whitened", "position", "moving", "switchable", "evo-b0"])
+@pytest.mark.parametrize(
+    "to", ["accumulated", "split", "domain", "whitened", "position", "moving", "switchable", "evo-b0"]
+)
 def test_statistics_for_norms_that_had_none(to):
     layer = randomize_(nn.GroupNorm(2, 8)).double()
     batches = [X[:4].double(), X[4:].double()]
@@ -262,7 +337,10 @@ def test_statistics_for_norms_that_had_none(to):
     else:
         kept = {"domain": lambda t: t[1], "position": lambda t: t[:, 2, 3]}.get(to, lambda t: t)(new.running_var)
         torch.testing.assert_close(kept, values.var(1))
-    assert ("fitted" in done.changed[0].why) == (to in ("accumulated", "domain", "whitened", "position"))
+    assert ("fitted" in done.changed[0].why) == (to in ("accumulated", "split", "domain", "whitened", "position"))
+    if to == "split":
+        assert torch.equal(new.aux_bn[0].weight, new.weight)
+        assert torch.equal(new.aux_bn[0].running_var, new.running_var)
     alone = convert(nn.Sequential(layer), to, batches[0], **NEEDED.get(to, {}))
     assert "of no batch" in alone.changed[0].why
 
@@ -373,6 +451,12 @@ def test_many_layers_with_one_reason_are_one_line():
             {"to": "domain", "domains": 2},
             r"takes the options .*num_domains.*got domains=2. Did you mean \"num_domains\"\?",
         ),
+        ({"to": "domain", "num_domains": 2, "affine_per_domian": True}, r"Did you mean \"affine_per_domain\"\?"),
+        ({"to": "split", "num_splits": 1}, "num_splits must be a number of parts, 2 or more; got 1"),
+        ({"to": "split", "splits": 2}, r"Did you mean \"num_splits\"\?"),
+        ({"to": "shuffled", "chunk_size": 0}, "chunk_size must be at least 1"),
+        ({"to": "renorm", "warmup_steps": -1}, "warmup_steps must be a number of batches"),
+        ({"to": "renorm", "warmup_steps": 2, "schedule": nk.renorm_schedule(9)}, "both set the first limits"),
         ({"to": "moving", "buffer_size": 0}, "buffer_size must be at least 1"),
         ({"to": "moving", "warmup": -1}, "warmup must be a number of batches"),
         ({"to": "whitened", "method": "pca"}, "method must be .*; got 'pca'"),

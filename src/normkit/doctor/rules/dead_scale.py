@@ -36,6 +36,7 @@ def dead_scale(evidence: Evidence) -> Iterator[Finding]:
     }
     learned = {name: p for name, p in zeros.items() if isinstance(p, nn.Parameter) and evidence.learns(p)}
     moved = _gradients(evidence, learned) if learned else {}
+    per_domain = {norm.name for norm in evidence.norms if getattr(norm.layer, "affine_per_domain", False)}
     for name, gamma in zeros.items():
         dead = gamma.detach() == 0
         if name in learned:
@@ -43,6 +44,8 @@ def dead_scale(evidence: Evidence) -> Iterator[Finding]:
             if gradient is None:
                 continue
             dead = dead & (gradient == 0)
+            if name in per_domain:  # of a domain that no batch came from nothing is known
+                dead = dead & gradient.any(1, keepdim=True)
         if not dead.any():
             continue
         why = "gets no gradient, as behind a ReLU that its beta keeps shut" if name in learned else "is frozen"

@@ -10,7 +10,7 @@ from normkit.named_layers import display_name
 from normkit.spec import NormSpec
 from normkit.surgery.fold.dataflow import Event
 
-_KINDS = ("batch", "renorm", "accumulated", "domain", "whitened", "instance")
+_KINDS = ("batch", "renorm", "accumulated", "split", "domain", "whitened", "instance")
 
 
 @rule("NK301", "redundant-bias", severity="info")

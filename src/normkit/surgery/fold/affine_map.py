@@ -122,7 +122,8 @@ def _followers(layer: nn.Module, spec: NormSpec) -> list[tuple[ActivationLike | 
     """What may follow inside the module, the likeliest first: its `activation`, its children, nothing."""
     is_own = isinstance(layer, NormLayer) or isinstance(vars(layer).get("activation"), str)
     own = activation_of(layer) if is_own else None
-    children = {name: child for name, child in layer._modules.items() if child is not None}
+    # A list of modules, such as the auxiliary norms of a split one, computes nothing.
+    children = {name: child for name, child in layer._modules.items() if not isinstance(child, nn.ModuleList | None)}
     children.pop("parametrizations", None)
     found: list[tuple[ActivationLike | None, dict[str, nn.Module]]] = [] if own is None else [(own, {})]
     return [*found, *([(None, children)] if children else []), (None, {})]

@@ -55,6 +55,7 @@ def _tracks(site: Site) -> bool:
 # How the statistics of a BatchNorm are kept in other forms.
 _START = {
     "domain": "every domain starts with the same statistics",
+    "split": "every part of a batch starts with the same gamma, beta and statistics",
     "moving": "centers no more: its mean square is made of the old mean and variance",
     "switchable": "starts as an equal mix of instance, layer and batch statistics",
 }

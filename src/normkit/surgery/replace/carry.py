@@ -19,7 +19,13 @@ from normkit.surgery.replace.domains import of_one_domain
 from normkit.surgery.replace.foreign import must_be_understood
 from normkit.surgery.replace.history import parameter_of, remember
 from normkit.surgery.replace.sites import Site
-from normkit.surgery.replace.stored_forms import affine_in_form_of, in_form_of, keeps_statistics, write_statistics_
+from normkit.surgery.replace.stored_forms import (
+    affine_in_form_of,
+    copy_to_parts_,
+    in_form_of,
+    keeps_statistics,
+    write_statistics_,
+)
 from normkit.surgery.replace.targets import TARGETS, Choice, Wanted
 
 
@@ -66,6 +72,7 @@ def label(layer: nn.Module) -> str:
 
 # Kinds with state that no other has a place for, and what becomes of it.
 _DROPPED = {
+    "split": "its auxiliary norms dropped",
     "moving": "its mean squares dropped",
     "whitened": "its whitening dropped",
     "switchable": "its learned mix dropped",
@@ -150,6 +157,7 @@ def carry_(new: nn.Module, old: nn.Module) -> None:
     if stored_moments(old) is not None and keeps_statistics(new):
         # It may have been switched off after the layer was made.
         vars(new)["track_running_stats"] = getattr(old, "track_running_stats", True)
+    copy_to_parts_(new)
     _keep_attributes_(new, old)
 
 
@@ -239,7 +247,7 @@ def _is_one(site: Site, asked: Wanted) -> bool:
 
 
 # Kinds that are one scale and shift for each channel in evaluation, with the statistics that a BatchNorm stores.
-AS_BATCH_NORM = {"batch", "renorm", "accumulated", "domain", "whitened", "instance"}
+AS_BATCH_NORM = {"batch", "renorm", "accumulated", "split", "domain", "whitened", "instance"}
 
 
 def _keeps_function(site: Site, new: nn.Module) -> bool:
@@ -252,7 +260,7 @@ def _keeps_function(site: Site, new: nn.Module) -> bool:
     if stored:
         return {site.spec.kind, spec.kind} <= AS_BATCH_NORM
     if site.spec.evaluates_as_batch_norm:  # both normalize every batch with its own statistics
-        return spec.kind == "batch" and spec.scope != "ghost" and spec.over == site.spec.over
+        return spec.kind in ("batch", "split") and spec.scope != "ghost" and spec.over == site.spec.over
     if spec.channels_first != site.spec.channels_first:
         return False
     if spec.kind == "rms":

@@ -38,19 +38,20 @@ def convert(
 ) -> Surgery:
     """Put other norms in the place of all that can be replaced.
 
-    "batch", "sync", "frozen", "renorm", "ghost" and "accumulated" are the same function in evaluation, and turn into
-    one another without loss: options, statistics, gamma and beta, activation and mode are kept. So do "domain",
-    "whitened" and "position", which start as that function. The others normalize something else: they keep gamma and
-    beta, or get those that bring each layer's outputs closest to the old ones (`calibrate`).
+    "batch", "sync", "frozen", "renorm", "ghost", "shuffled", "accumulated" and "split" are the same function in
+    evaluation, and turn into one another without loss: options, statistics, gamma and beta, activation and mode are
+    kept. So do "domain", "whitened" and "position", which start as that function. The others normalize something else:
+    they keep gamma and beta, or get those that bring each layer's outputs closest to the old ones (`calibrate`).
 
     "sync" and "frozen" take layers with batch statistics, and "sync" none that are frozen, unless `only` names others.
 
     Args:
         model: of any kind; it may itself be a norm.
-        to: "batch", "sync", "frozen", "renorm", "ghost", "accumulated", "domain", "moving", "whitened", "switchable",
-            "position", "group", "instance", "layer", "rms", "scale", "dyt", "derf", "filter-response", "evo-b0",
-            "evo-s0", or a function of a NormSpec that returns the new module, or None to leave this one alone. A norm
-            that it returns gets the old one's gamma, beta and statistics where it has places of their shape.
+        to: "batch", "sync", "frozen", "renorm", "ghost", "shuffled", "accumulated", "split", "domain", "moving",
+            "whitened", "switchable", "position", "group", "instance", "layer", "rms", "scale", "dyt", "derf",
+            "filter-response", "evo-b0", "evo-s0", or a function of a NormSpec that returns the new module, or None to
+            leave this one alone. A norm that it returns gets the old one's gamma, beta and statistics where it has
+            places of their shape.
             Without it, and with classes="torch", every norm keeps its function.
         example: a batch on which to measure parity, and to see the shapes of inputs that a class leaves open.
         forward: forward(model, batch) instead of the usual way to run a model on a batch.

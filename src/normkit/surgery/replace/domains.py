@@ -19,7 +19,7 @@ from normkit.surgery.replace.targets import TARGETS
 def of_one_domain(site: Site) -> Site:
     """A domain norm as the BatchNorm of its present domain; every other layer as it is.
 
-    Gamma and beta are the very Parameters, the statistics copies.
+    Gamma and beta are the very Parameters, unless each domain has its own; these and the statistics are copies.
     """
     layer = site.layer
     if not isinstance(layer, DomainBatchNorm):
@@ -36,13 +36,20 @@ def of_one_domain(site: Site) -> Site:
         raise Skip(f"it has the domains 0 to {layer.num_domains - 1}, and is set to {k}")
     twin = copy.copy(layer)
     twin.__class__ = TARGETS["batch"].ours[site.dimensions()]  # type: ignore[assignment]
-    for name in ("num_domains", "domain"):
-        del vars(twin)[name]
-    vars(twin)["_parameters"] = dict(layer._parameters)
+    for name in ("num_domains", "domain", "affine_per_domain"):
+        vars(twin).pop(name, None)
+    vars(twin)["_parameters"] = {name: _own_parameter(layer, name, k) for name in layer._parameters}
     vars(twin)["_buffers"] = {name: layer.get_buffer(name)[k].clone() for name in STATISTICS}
     spec = describe(twin)
     assert spec is not None
     return site._replace(layer=twin, spec=spec)
+
+
+def _own_parameter(layer: DomainBatchNorm, name: str, k: int) -> nn.Parameter | None:
+    whole = layer._parameters[name]
+    if whole is None or not layer.affine_per_domain:
+        return whole
+    return nn.Parameter(whole.detach()[k].clone(), whole.requires_grad)
 
 
 @contextmanager

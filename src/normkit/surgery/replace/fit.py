@@ -25,7 +25,7 @@ from normkit.surgery.replace.builders import frozen_twin
 from normkit.surgery.replace.carry import AS_BATCH_NORM, Replacement
 from normkit.surgery.replace.foreign import plain
 from normkit.surgery.replace.sites import first_tensor
-from normkit.surgery.replace.stored_forms import write_statistics_
+from normkit.surgery.replace.stored_forms import copy_to_parts_, write_statistics_
 
 # An input whose variance is below this share of its mean square is constant: all that varies is rounding, which moves
 # values by a few units in the last place.
@@ -178,6 +178,7 @@ def fit_(one: Replacement, seen: Pairs) -> float | None:
     for parameter, value in ((weight, line.slope - spec.weight_offset), (bias, line.intercept)):
         if parameter is not None:
             parameter.copy_(_as_parameter(one.layer, parameter, value))
+    copy_to_parts_(one.layer)
     return line.explained
 
 
@@ -192,7 +193,7 @@ def _as_parameter(layer: nn.Module, parameter: Tensor, per_channel: Tensor) -> T
         return per_channel[:1]
     if isinstance(layer, PositionBatchNorm2d):
         return per_channel[:, None, None]
-    return per_channel.reshape(parameter.shape)
+    return per_channel.expand(parameter.shape)  # of a domain norm, the same for every domain
 
 
 def _must_be_finite(one: Replacement, seen: Pairs) -> None:

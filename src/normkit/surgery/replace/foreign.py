@@ -14,7 +14,7 @@ from normkit.activations import activation_of, parted
 from normkit.layers.norm_layer import NormLayer
 from normkit.snapshot import untouched
 from normkit.spec import computed, describe, is_tried
-from normkit.surgery.norms import AFFINE, STATISTICS
+from normkit.surgery.norms import AFFINE, STATISTICS, parts_of
 from normkit.surgery.operation import Skip
 from normkit.surgery.replace.sites import Site
 
@@ -56,7 +56,7 @@ def _must_get_its_input_alone(site: Site) -> None:
 
 def _must_have_a_norms_state(site: Site) -> None:
     known = {*site.spec.names, *STATISTICS} | ({"tau", "eps"} if site.spec.kind == "filter-response" else set())
-    more = sorted(set(site.layer.state_dict()) - known - _state_of_activation(site.layer))
+    more = sorted(set(site.layer.state_dict()) - known - _state_of_activation(site.layer) - _state_of_parts(site.layer))
     if more:
         raise Skip(f"{site.class_name} has state that no other norm has a place for: {', '.join(more)}")
     outside = [name for name in AFFINE if isinstance(vars(site.layer).get(name), Tensor)]
@@ -69,6 +69,11 @@ def _state_of_activation(layer: nn.Module) -> set[str]:
     activation = activation_of(layer)
     found = {name for name, child in layer._modules.items() if child is not None and child is activation}
     return {f"{name}.{key}" for name in found for key in layer._modules[name].state_dict()}  # type: ignore[union-attr]
+
+
+def _state_of_parts(layer: nn.Module) -> set[str]:
+    """The keys of auxiliary norms, which have no part in evaluation."""
+    return {f"aux_bn.{k}.{key}" for k, part in enumerate(parts_of(layer)) for key in part.state_dict()}
 
 
 def _meant(site: Site) -> str:

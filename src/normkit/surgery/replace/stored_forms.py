@@ -13,6 +13,7 @@ from normkit.layers.domain import DomainBatchNorm
 from normkit.layers.moving import MovingBatchNorm2d
 from normkit.layers.rms import ScaleNorm
 from normkit.layers.whitened import WhitenedBatchNorm
+from normkit.surgery.norms import parts_of
 
 Statistics = dict[str, Tensor | int]  # by the names of buffers; they broadcast to the buffers' shapes
 
@@ -61,6 +62,17 @@ def write_statistics_(layer: nn.Module, mean: Tensor, var: Tensor, count: Tensor
             place.copy_(value) if isinstance(value, Tensor) else place.fill_(value)
 
 
+@torch.no_grad()
+def copy_to_parts_(layer: nn.Module) -> None:
+    """Let the auxiliary norms of a layer, if it has any, begin with its gamma, beta and statistics."""
+    for part in parts_of(layer):
+        for name, own in (*layer._parameters.items(), *layer._buffers.items()):
+            place = getattr(part, name, None)
+            if own is not None and place is not None:
+                place.copy_(own)
+                place.requires_grad_(own.requires_grad)
+
+
 def affine_in_form_of(new: nn.Module, old: nn.Module, value: Tensor, place: Tensor) -> Tensor | None:
     """A gamma or beta of `old` as `new` keeps it, where that is not a tensor of the same shape; None elsewhere.
 
@@ -74,6 +86,8 @@ def affine_in_form_of(new: nn.Module, old: nn.Module, value: Tensor, place: Tens
         return length.reshape(1)
     if isinstance(new, PositionBatchNorm2d) and value.dim() == 1:
         return _per_position(value).expand(place.shape).clone()
+    if isinstance(new, DomainBatchNorm) and value.dim() < place.dim():
+        return value.expand(place.shape).clone()  # the same for every domain
     return None
 
 

@@ -18,7 +18,9 @@ TargetName = Literal[
     "frozen",
     "renorm",
     "ghost",
+    "shuffled",
     "accumulated",
+    "split",
     "domain",
     "moving",
     "whitened",
@@ -103,7 +105,7 @@ TARGETS: dict[str, Target] = {
     ),
     "renorm": Target(
         {1: layers.BatchRenorm1d, 2: layers.BatchRenorm2d, 3: layers.BatchRenorm3d},
-        options=(*BATCHED, "r_max", "d_max", "schedule", "nonfinite", "inplace"),
+        options=(*BATCHED, "r_max", "d_max", "warmup_steps", "schedule", "nonfinite", "inplace"),
         is_across=True,
     ),
     "ghost": Target(
@@ -111,15 +113,21 @@ TARGETS: dict[str, Target] = {
         options=(*BATCHED, "chunk_size", "nonfinite"),
         is_across=True,
     ),
+    "shuffled": Target(
+        {1: layers.ShuffledBatchNorm1d, 2: layers.ShuffledBatchNorm2d},
+        options=(*BATCHED, "chunk_size", "nonfinite"),
+        is_across=True,
+    ),
     "accumulated": Target(
-        {2: layers.AccumulatedBatchNorm2d},
+        {1: layers.AccumulatedBatchNorm1d, 2: layers.AccumulatedBatchNorm2d, 3: layers.AccumulatedBatchNorm3d},
         options=(*BATCHED, "micro_batches", "nonfinite", "inplace"),
         required={"micro_batches": "the forwards between two steps of the optimizer"},
         is_across=True,
     ),
+    "split": Target({2: layers.SplitBatchNorm2d}, options=(*BATCHED, "num_splits", "nonfinite"), is_across=True),
     "domain": Target(
-        {1: layers.DomainBatchNorm1d, 2: layers.DomainBatchNorm2d},
-        options=(*BATCHED, "num_domains", "nonfinite", "inplace"),
+        {1: layers.DomainBatchNorm1d, 2: layers.DomainBatchNorm2d, 3: layers.DomainBatchNorm3d},
+        options=(*BATCHED, "num_domains", "affine_per_domain", "nonfinite", "inplace"),
         required={"num_domains": "the number of domains"},
         is_across=True,
     ),
