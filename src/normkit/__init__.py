@@ -44,8 +44,10 @@ if TYPE_CHECKING:
     from normkit.surgery.split_state import split_state
     from normkit.surgery.statistics.adapt import adapt
     from normkit.surgery.statistics.recalibrate import recalibrate
+    from normkit.surgery.statistics.stream import AdaptedStream, adapt_stream
 
 __all__ = [
+    "AdaptedStream",
     "ArgumentError",
     "BackendError",
     "Change",
@@ -69,6 +71,7 @@ __all__ = [
     "Surgery",
     "UnsupportedError",
     "adapt",
+    "adapt_stream",
     "attach",
     "check_export",
     "convert",
