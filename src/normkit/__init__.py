@@ -44,10 +44,9 @@ if TYPE_CHECKING:
     from normkit.surgery.split_state import split_state
     from normkit.surgery.statistics.adapt import adapt
     from normkit.surgery.statistics.recalibrate import recalibrate
-    from normkit.surgery.statistics.stream import AdaptedStream, adapt_stream
+    from normkit.surgery.statistics.stream import adapt_stream
 
 __all__ = [
-    "AdaptedStream",
     "ArgumentError",
     "BackendError",
     "Change",

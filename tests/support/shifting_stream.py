@@ -1,6 +1,7 @@
 """A classifier, and a stream of batches that shifts in the middle: other scales and offsets from there on."""
 
 import copy
+import gc
 
 import torch
 from torch import nn
@@ -75,3 +76,27 @@ def evaluated(model):
     """A copy of a model as a function, in evaluation, without gradients."""
     still = copy.deepcopy(model).eval()
     return torch.no_grad()(still)
+
+
+class ToOneClass(torch.optim.SGD):
+    """Ordinary steps, and after some of them one that leaves nothing of the input: one class is certain."""
+
+    def __init__(self, parameters, good):
+        super().__init__(parameters, lr=1e-3)
+        self.left = good
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.left -= 1
+        if self.left == 0:
+            with torch.no_grad():
+                for p in self.param_groups[0]["params"]:
+                    p.fill_(1e4 if p.dim() == 1 else 0)
+                self.param_groups[0]["params"][-2].zero_()
+
+
+def live_tensors():
+    """All tensors that exist, and the bytes that they hold."""
+    gc.collect()
+    found = [one for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter)]
+    return len(found), sum(one.untyped_storage().nbytes() for one in found)

@@ -16,10 +16,9 @@ from normkit.surgery.result import Change, Parity, Surgery
 from normkit.surgery.split_state import split_state
 from normkit.surgery.statistics.adapt import adapt
 from normkit.surgery.statistics.recalibrate import recalibrate
-from normkit.surgery.statistics.stream import AdaptedStream, adapt_stream
+from normkit.surgery.statistics.stream import adapt_stream
 
 __all__ = [
-    "AdaptedStream",
     "Change",
     "CheckpointError",
     "ExportCheck",

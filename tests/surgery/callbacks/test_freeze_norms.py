@@ -71,6 +71,21 @@ def test_only_the_layers_that_are_named_and_none_that_were_frozen_before(run, tm
     assert [type(other.net[i]).__name__ for i in (1, 4)] == ["BatchNorm2d", "FrozenBatchNorm2d"]  # not ours to thaw
 
 
+def test_norms_that_are_the_model_itself_or_in_lists():
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.held = [nn.BatchNorm1d(3), nk.BatchNorm1d(3)]
+
+    holder, norm = Holder(), nn.BatchNorm1d(3)
+    for model, layers in ((norm, [norm]), (holder, holder.held)):
+        kinds, callback = [type(layer) for layer in layers], FreezeNorms()
+        callback.on_start(model)
+        assert {type(layer) for layer in layers} == {nk.FrozenBatchNorm1d}
+        callback.on_end(model)
+        assert [type(layer) for layer in layers] == kinds
+
+
 def test_an_error_gives_the_layers_back():
     task, before = started()
     callback = FreezeNorms()

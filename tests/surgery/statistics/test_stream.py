@@ -1,7 +1,6 @@
 """A stream is predicted batch by batch, followed where it shifts, and begun anew where that goes wrong."""
 
 import copy
-import gc
 import tracemalloc
 import warnings
 
@@ -16,7 +15,7 @@ from normkit.surgery.statistics.recalibrate import recalibrate
 from normkit.surgery.statistics.stream import KEPT_RESETS, adapt_stream
 from support.case import randomize_
 from support.model_state import assert_same, everything
-from support.shifting_stream import CLASSES, FEATURES, ShiftingStream, evaluated
+from support.shifting_stream import CLASSES, FEATURES, ShiftingStream, ToOneClass, evaluated, live_tensors
 from support.warned import warned
 
 
@@ -90,6 +89,12 @@ def test_maps_and_norms_of_both_libraries():
         inner = stream.model[0](x).detach()
         torch.testing.assert_close(stream.model[1].running_mean, inner.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(y, stream.model.eval()(x).detach())
+
+
+def test_a_norm_is_a_model_too():
+    stream, x = adapt_stream(randomize_(nn.BatchNorm1d(3).double()), logits=None), torch.randn(6, 3).double()
+    stream(x)
+    torch.testing.assert_close(stream.model.running_mean, x.mean(0), rtol=1e-9, atol=1e-9)
 
 
 def test_a_norm_that_two_places_share_takes_both_as_one_batch():
@@ -209,23 +214,6 @@ def test_a_single_value_per_channel_is_predicted_and_teaches_nothing(source, mod
 
 
 # ---- what it watches
-
-
-class ToOneClass(torch.optim.SGD):
-    """Ordinary steps, and after some of them one that leaves nothing of the input: one class is certain."""
-
-    def __init__(self, parameters, good):
-        super().__init__(parameters, lr=1e-3)
-        self.left = good
-
-    def step(self, closure=None):
-        super().step(closure)
-        self.left -= 1
-        if self.left == 0:
-            with torch.no_grad():
-                for p in self.param_groups[0]["params"]:
-                    p.fill_(1e4 if p.dim() == 1 else 0)
-                self.param_groups[0]["params"][-2].zero_()
 
 
 def provoked(stream, x, good, within):
@@ -385,13 +373,6 @@ def test_outputs_that_do_not_fit_change_nothing(source, model, options, message)
 # ---- a long one
 
 
-def live():
-    """All tensors that exist, and the bytes that they hold."""
-    gc.collect()
-    found = [one for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter)]
-    return len(found), sum(one.untyped_storage().nbytes() for one in found)
-
-
 @pytest.mark.deep
 @pytest.mark.parametrize("method", ["adabn", "tent"])
 def test_a_thousand_batches_with_a_shift_in_flat_memory(method):
@@ -403,7 +384,7 @@ def test_a_thousand_batches_with_a_shift_in_flat_memory(method):
     def predict(x):
         found = stream(x)
         if stream.batches in (200, 1000):
-            at[stream.batches] = live(), tracemalloc.get_traced_memory()[0]
+            at[stream.batches] = live_tensors(), tracemalloc.get_traced_memory()[0]
         return found
 
     tracemalloc.start()
