@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import normkit as nk
 from normkit.surgery.callbacks import RecalibrateNorms, lightning_callback
@@ -165,6 +165,23 @@ def test_batches_that_are_not_one_loader_are_refused_before_training(batches):
     ):
         RecalibrateNorms().on_start(task, batches)
     assert moved(before, task) == set()
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        while True:
+            yield {"x": torch.randn(3, 8, 8).double()}
+
+
+def test_a_loader_that_may_have_no_end_needs_a_number_of_batches():
+    task, _ = started()
+    batches = DataLoader(Endless(), 4)
+    with pytest.raises(nk.ArgumentError, match=r"needs max_batches= here: the training's DataLoader has no length"):
+        RecalibrateNorms().on_start(task, batches)
+    callback = RecalibrateNorms(max_batches=3)
+    callback.on_start(task, batches)
+    callback.on_end(task, batches)
+    assert int(task.net[1].num_batches_tracked) == 3
 
 
 def test_a_model_that_cannot_be_run_is_refused_before_training():

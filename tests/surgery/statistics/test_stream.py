@@ -15,6 +15,7 @@ from normkit.surgery.statistics.recalibrate import recalibrate
 from normkit.surgery.statistics.stream import KEPT_RESETS, adapt_stream
 from support.case import randomize_
 from support.model_state import assert_same, everything
+from support.ranks import run_ranks
 from support.shifting_stream import CLASSES, FEATURES, ShiftingStream, ToOneClass, evaluated, live_tensors
 from support.warned import warned
 
@@ -368,6 +369,42 @@ def test_outputs_that_do_not_fit_change_nothing(source, model, options, message)
     with pytest.raises(nk.ArgumentError, match=message):
         stream(source.inputs()[0])
     assert_same(before, everything(model))
+
+
+# ---- several processes
+
+
+def synced(x_of_rank, is_synced):
+    """A stream in the same random state in every process, and what it stores after its batches."""
+    torch.manual_seed(5)
+    model = randomize_(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4), nn.BatchNorm1d(4)).double())
+    if is_synced:
+        nk.convert(model, "sync", inplace=True)
+    stream = adapt_stream(model, momentum=0.3, prior=5)
+    for _ in range(4):
+        stream(x_of_rank(torch.randn(12, 3).double() * 2 + 1))
+    bad = torch.full((12, 3), torch.nan).double()
+    with pytest.warns(nk.NormkitWarning, match="the model was reset"):
+        stream(x_of_rank(bad))
+    stream(x_of_rank(torch.randn(12, 3).double()))
+    return stream.model.state_dict()
+
+
+def stream_on_one_rank(rank, world, folder):
+    state = synced(lambda x: x[rank::world], is_synced=True)
+    torch.save(state, folder / f"rank{rank}.pt")
+    model = nk.convert(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4)), "sync").model
+    with pytest.raises(nk.ArgumentError, match="steps on the batches of one process"):
+        adapt_stream(model, "tent")
+
+
+@pytest.mark.deep
+def test_synchronized_norms_average_over_all_ranks(tmp_path):
+    run_ranks(stream_on_one_rank, 2, tmp_path, tmp_path)
+    whole = synced(lambda x: x, is_synced=False)
+    for rank in (0, 1):
+        for key, value in torch.load(tmp_path / f"rank{rank}.pt").items():
+            torch.testing.assert_close(value, whole[key], rtol=1e-9, atol=1e-9)
 
 
 # ---- a long one

@@ -95,6 +95,11 @@ class RecalibrateNorms(LoopCallback):
             raise ArgumentError(
                 f"RecalibrateNorms needs one loader of batches, and the training has {got}. Pass batches=loader."
             )
+        if self._batches is None and self._most is None and not _has_length(chosen):
+            raise ArgumentError(
+                f"RecalibrateNorms needs max_batches= here: the training's {type(chosen).__name__} has no length, and "
+                "so perhaps no end."
+            )
         return chosen
 
 
@@ -129,6 +134,14 @@ def _same_generators(loader: Any) -> Iterator[None]:
 
 def _has_loaders(batches: Iterable[Any]) -> bool:
     return isinstance(batches, list) and any(isinstance(one, DataLoader) for one in batches)
+
+
+def _has_length(batches: Any) -> bool:
+    try:
+        len(batches)
+    except TypeError:  # of a loader whose data set has none
+        return False
+    return True
 
 
 def _has_no_forward(model: nn.Module) -> bool:
