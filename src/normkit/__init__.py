@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from normkit.surgery.split_state import split_state
     from normkit.surgery.statistics.adapt import adapt
     from normkit.surgery.statistics.recalibrate import recalibrate
+    from normkit.surgery.statistics.stream import adapt_stream
 
 __all__ = [
     "ArgumentError",
@@ -70,6 +71,7 @@ __all__ = [
     "Surgery",
     "UnsupportedError",
     "adapt",
+    "adapt_stream",
     "attach",
     "check_export",
     "convert",

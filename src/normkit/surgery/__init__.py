@@ -17,6 +17,7 @@ from normkit.surgery.result import Change, Parity, Surgery
 from normkit.surgery.split_state import split_state
 from normkit.surgery.statistics.adapt import adapt
 from normkit.surgery.statistics.recalibrate import recalibrate
+from normkit.surgery.statistics.stream import adapt_stream
 
 __all__ = [
     "Change",
@@ -27,6 +28,7 @@ __all__ = [
     "Parity",
     "Surgery",
     "adapt",
+    "adapt_stream",
     "check_export",
     "convert",
     "fold",

@@ -19,7 +19,7 @@ from normkit.surgery.result import Surgery
 from normkit.surgery.selection import Patterns
 from normkit.surgery.statistics.collect import Batches, Progress, gather
 from normkit.surgery.statistics.drift import Drift, drift
-from normkit.surgery.statistics.predictions import Ballot, Logits, Predictions, logits_of
+from normkit.surgery.statistics.predictions import Ballot, Collapse, Logits, Predictions, logits_of
 from normkit.surgery.statistics.stored import (
     NOT_REACHED,
     NOTHING_STORED,
@@ -88,7 +88,7 @@ def adapt(
         inplace: on the model itself instead of a copy.
         progress: called after each batch with the number of batches run so far.
     """
-    _check(method, prior, lr, epochs, collapse)
+    check_options(method, prior, lr, collapse, epochs)
     each = Batches(repeatable(batches, "adapt"), forward, progress)
     with operation(model, inplace, only, skip) as op:
         before = op.trace(example, forward)
@@ -96,19 +96,15 @@ def adapt(
         found = op.survey()
         steps = EntropySteps(op.model, found.norms, lr, epochs, optimizer) if method == "tent" else None
         targets = estimable(op, found, steps.learned if steps else ())
-        watch = _Watch(op.model, each, logits, collapse, max_drift, _group(targets, method))
+        watch = _Watch(op.model, each, logits, collapse, max_drift, group_for(targets, method))
         adaptation = _Adaptation(op, targets, each, prior, watch, steps)
         try:
             adaptation.run(logits)
-        except (_Collapse, NonFiniteError) as reason:
+        except (Collapse, NonFiniteError) as reason:
             start.restore()
             for name in adaptation.names:
                 op.skip(name, adaptation.what(name), f"rolled back: {reason}")
         return op.result(before, example, forward)
-
-
-class _Collapse(Exception):
-    """The adaptation has gone wrong, as the message says."""
 
 
 class _Watch:
@@ -143,19 +139,13 @@ class _Watch:
 
     def check(self, now: Predictions | None, *before: Predictions | None) -> None:
         """Raise if the predictions name far fewer classes than they did at their most varied."""
-        if now is None:
-            return
-        if not math.isfinite(now.entropy):
-            raise _Collapse("predictions became NaN or infinite.")
         known = [one for one in before if one is not None and math.isfinite(one.mean_entropy)]
-        varied = max(known, key=lambda one: one.mean_entropy, default=now)
-        if now.mean_entropy < self._collapse * varied.mean_entropy and now.classes < varied.classes:
-            raise _Collapse(f"predictions collapsed, from {varied} to {now}.")
+        if now is not None:
+            now.check(max(known, key=lambda one: one.mean_entropy, default=None), self._collapse)
 
     def check_drift(self, norm: Norm, moved: Drift) -> None:
         """Raise if a layer's statistics moved further than they may."""
-        if self._max_drift is not None and moved.mean > self._max_drift:
-            raise _Collapse(f"{norm.title}: {moved}; at most {self._max_drift:g} was allowed.")
+        check_drift(norm, moved, self._max_drift)
 
 
 class _Adaptation:
@@ -172,7 +162,7 @@ class _Adaptation:
     ) -> None:
         self._op, self._targets, self._batches = op, targets, batches
         self._prior, self._watch, self._steps = prior, watch, steps
-        self._source = {norm.name: _finite_if_used(norm, prior) for norm in targets}
+        self._source = {norm.name: finite_if_used(norm, prior) for norm in targets}
         self._drift: dict[str, Drift] = {}
         self._learned = steps.learned if steps else {}
         self.names = list(dict.fromkeys([*self._source, *self._learned]))
@@ -206,7 +196,7 @@ class _Adaptation:
             if norm.name not in tallies:
                 continue
             source, tally = self._source[norm.name], tallies[norm.name]
-            new = _mixed(source, population_of(norm, tally), tally.examples, self._prior)
+            new = mixed(source, population_of(norm, tally), tally.examples, self._prior)
             moved = self._drift[norm.name] = drift(source, new, norm.spec.eps or 0.0)
             self._watch.check_drift(norm, moved)
             store(norm, new, count)
@@ -224,7 +214,7 @@ class _Adaptation:
                 self._op.skip(name, self.what(name), "no gradient came to it")
 
 
-def _group(targets: Sequence[Norm], method: str) -> Any:
+def group_for(targets: Sequence[Norm], method: str) -> Any:
     """The processes that the batches are distributed over."""
     group = next((found for norm in targets if (found := group_of(norm)) is not ALONE), ALONE)
     if group is not ALONE and method == "tent":
@@ -235,7 +225,7 @@ def _group(targets: Sequence[Norm], method: str) -> Any:
     return group
 
 
-def _finite_if_used(norm: Norm, prior: float) -> Moments:
+def finite_if_used(norm: Norm, prior: float) -> Moments:
     """What a norm stores; with a prior it must be finite."""
     source = stored(norm)
     if prior and not (source.mean.isfinite().all() and source.var.isfinite().all()):
@@ -243,7 +233,13 @@ def _finite_if_used(norm: Norm, prior: float) -> Moments:
     return source
 
 
-def _mixed(source: Moments, target: Moments, examples: int, prior: float) -> Moments:
+def check_drift(norm: Norm, moved: Drift, most: float | None) -> None:
+    """Raise `Collapse` if a layer's statistics moved further than they may."""
+    if most is not None and moved.mean > most:
+        raise Collapse(f"{norm.title}: {moved}; at most {most:g} was allowed.")
+
+
+def mixed(source: Moments, target: Moments, examples: float, prior: float) -> Moments:
     """The average of both, weighted by examples; not the moments of the union, whose variance is larger than either."""
     wide = source._replace(mean=source.mean.to(target.mean), var=source.var.to(target.var))
     return ema(wide, target, examples / (prior + examples)) if prior else target
@@ -251,12 +247,11 @@ def _mixed(source: Moments, target: Moments, examples: int, prior: float) -> Mom
 
 def _check_lowered(before: Predictions | None, now: Predictions | None) -> None:
     if before is not None and now is not None and now.entropy > before.entropy + ENTROPY_NOISE:
-        raise _Collapse(
-            f"the steps that were to lower the entropy raised it, from {before} to {now}. Use a smaller lr."
-        )
+        raise Collapse(f"the steps that were to lower the entropy raised it, from {before} to {now}. Use a smaller lr.")
 
 
-def _check(method: str, prior: float, lr: float, epochs: int, collapse: float) -> None:
+def check_options(method: str, prior: float, lr: float, collapse: float, epochs: int = 1) -> None:
+    """Check what every form of adapting takes."""
     if method not in get_args(AdaptMethod):
         meant = did_you_mean(method, get_args(AdaptMethod))
         raise ArgumentError(f'method must be "adabn" or "tent"; got {method!r}.{meant}')

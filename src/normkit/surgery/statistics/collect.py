@@ -52,10 +52,10 @@ class Batches:
     def run(self, model: nn.Module, use: Callable[[Any], None] = lambda output: None) -> int:
         """Run the model on each batch, pass the output to `use`, and return the number of batches."""
         number = 0
-        with _numbered(0):
+        with numbered(0):
             each = each_batch(self._batches)
         while True:
-            with _numbered(number):
+            with numbered(number):
                 batch = next(each, _NO_MORE)
                 if batch is _NO_MORE:
                     return number
@@ -73,7 +73,7 @@ class Batches:
 
 
 @contextmanager
-def _numbered(number: int) -> Iterator[None]:
+def numbered(number: int) -> Iterator[None]:
     """Say in errors which batch they are about."""
     try:
         yield
@@ -97,7 +97,7 @@ def gather(
     tallies = {norm.name: Tally(method) for norm in norms}
 
     def take(norm: Norm, x: Tensor, mask: Tensor | None) -> None:
-        batch = _finite_moments(norm, x, mask)
+        batch = finite_moments(norm, x, mask)
         _check_enough(norm, batch, x)
         tallies[norm.name].add(*batch)
         as_if_stored(norm.layer, batch[0])
@@ -112,7 +112,7 @@ def gather_last(model: nn.Module, norm: Norm, batches: Batches, method: Populati
     tally = Tally(method)
 
     def take(norm: Norm, x: Tensor, mask: Tensor | None) -> None:
-        batch = _finite_moments(norm, x, mask)
+        batch = finite_moments(norm, x, mask)
         if method == "paper":
             _check_enough(norm, batch, x)
         tally.add(*batch)
@@ -196,7 +196,8 @@ def batch_moments(norm: Norm, x: Tensor, mask: Tensor | None) -> tuple[Moments, 
     return (batch, examples) if group is ALONE else over_ranks(batch, examples, group)
 
 
-def _finite_moments(norm: Norm, x: Tensor, mask: Tensor | None) -> tuple[Moments, int]:
+def finite_moments(norm: Norm, x: Tensor, mask: Tensor | None) -> tuple[Moments, int]:
+    """As `batch_moments`; NaN and infinity are an error."""
     batch, examples = batch_moments(norm, x, mask)
     good = batch.mean.isfinite() & batch.var.isfinite()
     if not good.all():
@@ -210,13 +211,18 @@ def _finite_moments(norm: Norm, x: Tensor, mask: Tensor | None) -> tuple[Moments
 
 
 def _check_enough(norm: Norm, batch: tuple[Moments, int], x: Tensor) -> None:
-    count = batch[0].count
-    if (int(count.min()) if isinstance(count, Tensor) else count) <= 1:
+    if not has_variance(batch[0]):
         raise ShapeError(
             f"{norm.title} needs more than 1 value per channel, to have a variance; got input {tuple(x.shape)}. Use "
             "larger batches (a DataLoader's drop_last=True drops a last one of 1), or recalibrate(exact=True), which "
             "never normalizes a batch by itself."
         )
+
+
+def has_variance(batch: Moments) -> bool:
+    """Whether every channel has more than one value."""
+    count = batch.count
+    return (int(count.min()) if isinstance(count, Tensor) else count) > 1
 
 
 def as_if_stored(layer: nn.Module, batch: Moments) -> None:

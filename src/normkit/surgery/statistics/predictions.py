@@ -16,6 +16,10 @@ from normkit.errors import ArgumentError
 Logits = Callable[[Any], Tensor] | Literal["first"] | None
 
 
+class Collapse(Exception):
+    """An adaptation has gone wrong, as the message says. It never leaves a verb."""
+
+
 class Predictions(NamedTuple):
     """Entropies, in nats, over all examples.
 
@@ -32,13 +36,26 @@ class Predictions(NamedTuple):
     def __str__(self) -> str:
         return f"entropy {self.entropy:.2f}, of the mean prediction {self.mean_entropy:.2f}, {self.classes:.1f} classes"
 
+    def faded(self, share: float) -> Predictions:
+        """As if they had been less varied: with this share of the entropies, down to one class."""
+        return Predictions(share * self.entropy, share * self.mean_entropy, self.classes**share)
+
+    def check(self, varied: Predictions | None, collapse: float) -> None:
+        """Raise `Collapse` if these are not numbers, or name far fewer classes than those at their most varied."""
+        if not math.isfinite(self.entropy):
+            raise Collapse("predictions became NaN or infinite.")
+        if varied is None:
+            return
+        if self.mean_entropy < collapse * varied.mean_entropy and self.classes < varied.classes:
+            raise Collapse(f"predictions collapsed, from {varied} to {self}.")
+
 
 class Ballot:
     """Adds up predictions batch by batch."""
 
     def __init__(self) -> None:
         self._entropy = 0.0
-        self._examples = 0
+        self._examples = 0.0
         self._sum: Tensor = torch.zeros(())
         self._named: Tensor = torch.zeros(())
 
@@ -52,13 +69,27 @@ class Ballot:
         self._sum = self._sum + chances.sum(0)
         self._named = self._named + torch.bincount(chances.argmax(1), minlength=logits.shape[1])
 
+    def fade(self, share: float) -> None:
+        """Let what was counted so far weigh only this share of what it did."""
+        self._entropy, self._examples = share * self._entropy, share * self._examples
+        self._sum, self._named = share * self._sum, share * self._named
+
+    def join(self, other: Ballot) -> None:
+        """Add what another has counted."""
+        self._entropy, self._examples = self._entropy + other._entropy, self._examples + other._examples
+        self._sum, self._named = self._sum + other._sum, self._named + other._named
+
+    @property
+    def examples(self) -> float:
+        """The number of predictions counted, those that have faded as the share that is left of them."""
+        return self._examples
+
     def merge_ranks(self, group: Any, device: torch.device | None) -> None:
         """Add up what all ranks of a group have counted."""
         single = torch.tensor([self._entropy, self._examples], dtype=torch.float64)
         packed = torch.cat([single, self._sum.flatten().double(), self._named.flatten().double()]).to(device)
         distributed.all_reduce(packed, group=group)
-        both, (self._sum, self._named) = packed[:2].tolist(), packed[2:].cpu().chunk(2)
-        self._entropy, self._examples = both[0], int(both[1])
+        (self._entropy, self._examples), (self._sum, self._named) = packed[:2].tolist(), packed[2:].cpu().chunk(2)
 
     def predictions(self) -> Predictions | None:
         """What was counted; None if nothing was."""

@@ -63,8 +63,7 @@ def population_of(norm: Norm, tally: Tally) -> Moments:
         raise ShapeError(
             f"{norm.title} was given one value per channel in all batches together, which has no variance. Use more."
         )
-    found = tally.population()
-    return found if norm.layer._buffers.get("running_mean") is not None else _without_mean(found)
+    return as_stored(norm, tally.population())
 
 
 def stored(norm: Norm) -> Moments:
@@ -72,13 +71,13 @@ def stored(norm: Norm) -> Moments:
     mean, var = (norm.layer._buffers.get(name) for name in ("running_mean", "running_var"))
     assert var is not None
     wide = var.detach().to(torch.promote_types(var.dtype, torch.float32), copy=True)
-    found = Moments(wide if mean is None else mean.detach().to(wide.dtype, copy=True), wide, 0)
-    return found if mean is not None else _without_mean(found)
+    return as_stored(norm, Moments(wide if mean is None else mean.detach().to(wide.dtype, copy=True), wide, 0))
 
 
-def _without_mean(found: Moments) -> Moments:
-    """The moments of a layer that stores a variance alone."""
-    return found._replace(mean=torch.zeros_like(found.mean))
+def as_stored(norm: Norm, found: Moments) -> Moments:
+    """Moments as a norm stores them: without a mean, if it stores a variance alone."""
+    has_mean = norm.layer._buffers.get("running_mean") is not None
+    return found if has_mean else found._replace(mean=torch.zeros_like(found.mean))
 
 
 @torch.no_grad()
