@@ -144,12 +144,13 @@ def _first(t: Tensor, examples: int) -> Tensor:
 def of_examples(shape: Shape, kind: str) -> Contestants:
     """A norm with gamma and beta of each example, ours and torch's."""
     examples, channels = shape[0], shape[-1] if kind in ("layer", "rms") else shape[1]
-    ours, theirs = {
+    norms: dict[str, tuple[Callable[..., nn.Module], Callable[..., nn.Module]]] = {
         "batch": (partial(_BATCH_NORMS[len(shape)][0], channels), partial(_BATCH_NORMS[len(shape)][1], channels)),
         "group": (partial(layers.GroupNorm, 32, channels), partial(nn.GroupNorm, 32, channels)),
         "layer": (partial(layers.LayerNorm, channels), partial(nn.LayerNorm, channels)),
         "rms": (partial(layers.RMSNorm, channels), partial(nn.RMSNorm, channels)),
-    }[kind]
+    }
+    ours, theirs = norms[kind]
     within = kind in ("layer", "rms")
     bare = {"elementwise_affine": False} if within else {"affine": False}
     between = (1,) * (len(shape) - 2)
