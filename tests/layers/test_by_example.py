@@ -10,7 +10,7 @@ import normkit as nk
 from normkit.kernels import select
 from support.case import randomize_
 from support.depth import thinned
-from support.twins import close, randn, same_state
+from support.twins import close, randn
 
 FUNCTIONS = {None: lambda z: z, "relu": torch.relu, "silu": nn.functional.silu}
 
@@ -38,6 +38,7 @@ ROWS = {
         (6, 6, 5, 4),
         (6, 6, 1, 1),
     ),
+    "split": Row(nk.SplitBatchNorm2d, lambda: nk.SplitBatchNorm2d(6, affine=False), (6, 6, 5, 4), (6, 6, 1, 1)),
     "renorm": Row(nk.BatchRenorm2d, lambda: nk.BatchRenorm2d(6, affine=False), MAPS, VIEW),
     "sync": Row(nk.SyncBatchNorm, lambda: nn.BatchNorm2d(6, affine=False), MAPS, VIEW),
     "instance": Row(nk.InstanceNorm2d, lambda: nn.InstanceNorm2d(6), MAPS, VIEW),
@@ -104,14 +105,19 @@ def test_as_the_composition(row, activation, training, channels_last):
     z = bare(x) * weight.view(row.view) + bias.view(row.view) + residual
     y = layer(x, weight=weight, bias=bias, residual=residual)
     agree(y, FUNCTIONS[activation](z), (x, weight, bias, residual))
-    same_state(bare, nn.Module() if not bare.state_dict() else layer_without_parameters(layer, bare))
+    own = layer.state_dict()
+    for name, t in bare.state_dict().items():
+        close(own[name], t)
 
 
-def layer_without_parameters(layer, bare):
-    state = nn.Module()
-    for name in bare.state_dict():
-        state.register_buffer(name, layer.get_buffer(name))
-    return state
+def test_a_shuffled_norm_keeps_examples_and_their_parameters_together():
+    layer = randomize_(nk.ShuffledBatchNorm2d(6, chunk_size=3)).double()
+    bare = nk.ShuffledBatchNorm2d(6, chunk_size=3, affine=False).double()
+    x, weight, bias = randn(9, 6, 5, 4), randn(9, 6), randn(9, 6)
+    torch.manual_seed(3)
+    y = layer(x, weight=weight, bias=bias)
+    torch.manual_seed(3)
+    close(y, bare(x) * weight[..., None, None] + bias[..., None, None])
 
 
 @rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from torch import Tensor
 
@@ -13,6 +13,11 @@ from normkit.functional import batch_core
 from normkit.functional.batch_core import Terms
 from normkit.kernels import by_example, fused, reference
 from normkit.moments import Moments
+
+
+def is_of_examples(parameter: Tensor | None, features: Sequence[int], examples: int) -> TypeGuard[Tensor]:
+    """Whether a weight or a bias has a row for each of so many examples."""
+    return parameter is not None and parameter.shape == (examples, *features)
 
 
 class OfExamples(NamedTuple):

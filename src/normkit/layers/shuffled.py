@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import checks
+from normkit.functional.by_example import is_of_examples
 from normkit.layers.ghost import GhostBatchNorm
 from normkit.layers.norm_layer import name
 
@@ -19,18 +20,21 @@ class ShuffledBatchNorm(GhostBatchNorm):
 
     _beyond = "statistics for random chunks of a batch"
 
-    def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
+    def _compute(  # type: ignore[override]
+        self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None, **given: Tensor | None
+    ) -> Tensor:
         if not self.training:
-            return super()._compute(input, residual=residual, mask=mask)
+            return super()._compute(input, residual=residual, mask=mask, **given)
         self._check_input_dim(input)
         if len(self._sizes(input)) == 1:  # which has no order
-            return super()._compute(input, residual=residual, mask=mask)
+            return super()._compute(input, residual=residual, mask=mask, **given)
         who = name(self._who)
         checks.same_shape(residual, input, who)
         checks.position_mask(mask, input, who)
         order = self._order(input)
         # By indices, which keep the layout of the memory: index_select does not.
         along = {key: None if t is None else t[order] for key, t in (("residual", residual), ("mask", mask))}
+        along |= {key: t[order] if is_of_examples(t, self._features(), len(input)) else t for key, t in given.items()}
         return super()._compute(input[order], **along)[order.argsort()]
 
     def _order(self, input: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from normkit import checks
 from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.checks import NonFinite
 from normkit.errors import ArgumentError, ShapeError
-from normkit.functional import batch_core
+from normkit.functional import batch_core, by_example
+from normkit.functional.by_example import is_of_examples
 from normkit.kernels.reference import count_values
 from normkit.layers.affine_parts import Affine
 from normkit.layers.batch import BatchNorm, BatchNorm2d
@@ -80,15 +82,31 @@ class SplitBatchNorm2d(BatchNorm, nn.BatchNorm2d, one_step=True):
     def _others(self) -> list[BatchNorm2d]:
         return [*self.aux_bn] if "aux_bn" in self._modules else []  # constructors call before there are any
 
-    def _compute(self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
+    def _compute(  # type: ignore[override]
+        self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None, **given: Tensor | None
+    ) -> Tensor:
         if not self.training:
-            return super()._compute(input, residual=residual, mask=mask)
+            return super()._compute(input, residual=residual, mask=mask, **given)
+        terms = batch_core.Terms(
+            self._features(), given.get("weight"), given.get("bias"), self.eps, who=name(self._who)
+        )
+        by_example.parted(input, terms)[0].check(input)  # all, before a norm moves
         parts = self._parts(input, residual, mask)
-        own, *others = zip(*parts, strict=True)
-        done = [super()._compute(own[0], residual=own[1], mask=own[2])]
-        for norm, (x, r, m) in zip(self.aux_bn, others, strict=True):
-            done.append(norm(x, residual=r, mask=m))
+        pieces = {key: self._pieces(t, len(input)) for key, t in given.items()}
+        done = []
+        for i, (x, r, m) in enumerate(zip(*parts, strict=True)):
+            own = {key: of_parts[i] for key, of_parts in pieces.items()}
+            if i == 0:
+                done.append(super()._compute(x, residual=r, mask=m, **own))
+            else:
+                done.append(self.aux_bn[i - 1](x, residual=r, mask=m, **own))
         return torch.cat(done)
+
+    def _pieces(self, parameter: Tensor | None, examples: int) -> Sequence[Tensor | None]:
+        """What each part has of a weight or a bias from outside: its examples' own, or what all examples share."""
+        if is_of_examples(parameter, self._features(), examples):
+            return list(parameter.split(examples // self.num_splits))
+        return [parameter] * self.num_splits
 
     def _parts(self, input: Tensor, residual: Tensor | None, mask: Tensor | None) -> list[Any]:
         """The input, residual and mask of each part. Everything is checked first: no norm moves if another refuses."""
