@@ -18,10 +18,8 @@ def row(name: str, shape: tuple[int, ...], args: tuple[Any, ...], option: str = 
 
 ROWS = [
     row("DynamicTanh", (4, 6, 7), (7,), free=(0, 1)),
-    row("DynamicTanh", (6, 8), (8,), "rows", free=(0,), alpha_init_value=1.7),
     row("DynamicTanh", (4, 5, 6, 7), (5, False), "maps", free=(0, 2, 3)),
     row("DynamicTanh", (3, 4, 5, 6), ([5, 6],), "example", free=(0, 1), activation="relu"),
     row("Derf", (4, 6, 7), (7,), free=(0, 1)),
-    row("Derf", (6, 8), (8,), "rows", free=(0,), alpha_init_value=1.7, shift_init_value=0.3),
     row("Derf", (4, 5, 6, 7), (5, False), "maps", free=(0, 2, 3), activation="silu"),
 ]

@@ -69,14 +69,10 @@ ROWS = [
     row("ScaleNorm", (3, 4, 5, 6), (6,), "leaky_relu", free=(0, 1, 2), activation="leaky_relu"),
     # over the channels of each position
     row("LayerNorm2d", (4, 5, 6, 7), (5,)),
-    row("LayerNorm2d", (4, 5, 6, 7), (5,), "eps", eps=0.03, affine=False),
-    row("LayerNorm2d", (4, 5, 6, 7), (5,), "gelu", activation="gelu"),
-    row("LayerNorm2d", (4, 5, 6, 7), (5,), "relu-no-affine", activation="relu", affine=False),
-    row("LayerNorm2d", (4, 5, 6, 7), (5,), "scale", affine="scale", activation="leaky_relu"),
-    row("LayerNorm2d", (4, 5, 6, 7), (5,), "shift", affine="shift"),
+    row("LayerNorm2d", (4, 5, 6, 7), (5,), "relu-no-affine", activation="relu", affine=False, eps=0.03),
+    row("LayerNorm2d", (4, 5, 6, 7), (5,), "gelu-shift", activation="gelu", affine="shift"),
     row("RMSNorm2d", (4, 5, 6, 7), (5,)),
-    row("RMSNorm2d", (4, 5, 6, 7), (5, 0.03), "eps", affine=False),
-    row("RMSNorm2d", (4, 5, 6, 7), (5,), "silu", activation="silu"),
+    row("RMSNorm2d", (4, 5, 6, 7), (5, 0.03), "silu-no-affine", activation="silu", affine=False),
     # over groups of channels
     row("GroupNorm", (4, 6, 5, 7), (3, 6)),
     row("GroupNorm", (5, 8), (2, 8), "rows"),
