@@ -159,7 +159,7 @@ def test_warm_up_is_batch_norm_and_then_it_is_renorm_bit_for_bit(backend, moment
 
 
 def test_as_torchrl_writes_it():
-    """BatchRenorm1d of torchrl in its order of operations: plain for `warmup_steps`, then within max_r and max_d."""
+    """The correction of its BatchRenorm1d: by a factor that is 0 in the warm-up, and 1 from its end on."""
     layer = randomize_(nk.BatchRenorm1d(4, warmup_steps=2, r_max=1.5, d_max=0.4)).double()
     layer.num_batches_tracked.zero_()
     for step in range(4):
@@ -168,8 +168,8 @@ def test_as_torchrl_writes_it():
         mean, std = x.mean(0), (x.var(0, unbiased=False) + layer.eps).sqrt()
         r = (std / running_std).clamp(1 / 1.5, 1.5)
         d = ((mean - running_mean) / running_std).clamp(-0.4, 0.4)
-        if step < 2:
-            r, d = torch.ones(4).double(), torch.zeros(4).double()
+        factor = min(step // 2, 1)
+        r, d = 1 + (r - 1) * factor, d * factor
         close(layer(x), layer.weight * ((x - mean) / std * r + d) + layer.bias)
 
 
