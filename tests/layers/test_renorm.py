@@ -1,6 +1,7 @@
 """Batch renormalization: its ties to BatchNorm, its limits and its schedule."""
 
 import copy
+import importlib
 import pickle
 
 import pytest
@@ -196,9 +197,10 @@ def test_copies_warm_up_too(duplicate):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_one_compiled_graph_serves_before_and_after(backend):
+    testing = importlib.import_module("torch._dynamo.testing")  # takes long, and is for this test alone
     torch.compiler.reset()
     layer = warming(dtype=torch.float64)
-    twin, graphs = copy.deepcopy(layer), torch._dynamo.testing.CompileCounterWithBackend(backend)
+    twin, graphs = copy.deepcopy(layer), testing.CompileCounterWithBackend(backend)
     compiled = torch.compile(layer, fullgraph=True, backend=graphs)
     for _ in range(6):
         x, dy = randn(6, 4, 3, 3) * 2 + 1, randn(6, 4, 3, 3)
