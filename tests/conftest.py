@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from normkit.kernels import core, layer_calls, select
+from support.case import Case
 
 BASE = "NORMKIT_TEST_BASE"  # in the environment: worker processes, and what tests start, have the same
 
@@ -82,9 +83,14 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--deep"):
         return
-    deep = [item for item in items if item.get_closest_marker("deep")]
-    items[:] = [item for item in items if not item.get_closest_marker("deep")]
-    config.hook.pytest_deselected(items=deep)
+    deep = {item for item in items if item.get_closest_marker("deep") or not _has_ordinary_row(item)}
+    items[:] = [item for item in items if item not in deep]
+    config.hook.pytest_deselected(items=list(deep))
+
+
+def _has_ordinary_row(item):
+    rows = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return all(row.is_ordinary for row in rows if isinstance(row, Case))
 
 
 @pytest.hookimpl(tryfirst=True)

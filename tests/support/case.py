@@ -25,6 +25,11 @@ class Case:
     def __str__(self) -> str:
         return f"{self.name}-{self.option}" if self.option else self.name
 
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether the ordinary run takes it: of layers with one code for all ranks, but for BatchNorm, of maps."""
+        return not self.name.endswith(("1d", "3d")) or self.name.startswith("BatchNorm")
+
     def layer(self, dtype: torch.dtype = torch.float32, training: bool = True) -> nn.Module:
         return randomize_(self.build()).to(dtype).train(training)
 
