@@ -104,9 +104,11 @@ class Calls:
     def _begun(self, layer: nn.Module, inputs: Sequence[Tensor]) -> Known:
         if layer is self._model:
             extent, fitting = self._given.fitted(inputs)
-            self._last = Known(extent, self._given.dim, self._to_length)
-            self._last.mark(fitting, extent)
-        elif self._last is None or not is_recomputing():
+            known = Known(extent, self._given.dim, self._to_length)
+            known.mark(fitting, extent)
+            self._last = known  # other threads have others: this one keeps its own
+            return known
+        if self._last is None or not is_recomputing():
             raise UnsupportedError(
                 f"{self._where()} was called by itself, or in another thread than the model that is masked: which of "
                 "its positions are real is not known. Call the model, or mask the part that you call."
