@@ -87,6 +87,18 @@ def test_the_bits_are_those_of_our_own_norm_of_the_sum(build, activation, dtype)
     assert torch.equal(again[1], total)
 
 
+def test_gradients_that_must_be_copied_first():
+    """A gradient of another layout or type is copied for the loops, and that copy must outlive their call."""
+    layer, twin = twins(BUILDS["layer"], 40)
+    one, other = (randn(60, 40).requires_grad_() for _ in range(2))
+    parameters = tuple(layer.parameters())
+    weights = randn(40, 60).t(), randn(40, 60).t()
+    found = run(lambda a, b: layer(a, add=b), one, other, parameters, weights)
+    wanted = run(lambda a, b: (twin(a + b), a + b), one, other, tuple(twin.parameters()), weights)
+    for a, b in zip(found[1], wanted[1], strict=True):
+        close(a, b, 1e-11)
+
+
 def test_one_call_of_the_loops_does_it(monkeypatch):
     calls = []
     whole = layer_calls.last_norm_of_sum

@@ -100,7 +100,8 @@ def backward(
     if dx_beside is None:
         loops.backward(*arguments)
     else:
-        loops.backward_sum(*arguments, like(dx_beside, x).data_ptr())
+        dx_beside = like(dx_beside, x)  # kept until the loops have read it
+        loops.backward_sum(*arguments, dx_beside.data_ptr())
     if beside is None and wants[3]:
         dresidual = dy  # nothing comes between the residual and the output
     if dweight is not None and plain_weight is not weight:

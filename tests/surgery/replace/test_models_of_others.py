@@ -177,7 +177,8 @@ def test_every_target_trains_in_models_of_others(build, to):
     norms = [name for name, layer in model.named_modules() if nk.describe(layer) is not None]
     done = nk.convert(model, to, example, **NEEDED.get(to, {}))
     assert len(done.changed) + len(done.skipped) == len(norms)
-    takes = to in ("layer", "rms", "scale") if build is vit else to not in ("rms", "scale")
+    of_values = ("dyt", "derf")  # which have no axis
+    takes = to in ("layer", "rms", "scale", *of_values) if build is vit else to not in ("rms", "scale")
     assert len(done.changed) == (len(norms) if takes else 0), str(done)
     alike = ("batch", "sync", "frozen", "renorm", "ghost", "shuffled", "accumulated", "split")
     if takes and to in (*alike, "domain", "whitened", "position"):
