@@ -268,3 +268,27 @@ def test_what_cannot_be_reached_is_an_error():
     scripted = torch.jit.script(nn.Sequential(nn.BatchNorm1d(3)))
     with pytest.raises(nk.ArgumentError, match="scripted BatchNorm1d"), no_updates(scripted):
         pass
+
+
+def test_blocks_that_end_in_another_order_leave_compiled_code_compiled():
+    calls = []
+
+    def counted(graph, _):
+        def run(*args):
+            calls.append(len(args))
+            return graph.forward(*args)
+
+        return run
+
+    torch.compiler.reset()
+    compiled = torch.compile(nn.Linear(3, 3), backend=counted)
+    compiled(torch.randn(2, 3))
+    blocks = [nk.no_updates(nn.BatchNorm1d(3)) for _ in range(2)]
+    for block in blocks:
+        block.__enter__()
+    compiled(torch.randn(2, 3))
+    for block in blocks:  # the first to begin is the first to end
+        block.__exit__(None, None, None)
+    compiled(torch.randn(2, 3))
+    assert len(calls) == 2  # all calls but the one inside
+    torch.compiler.reset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from threading import Lock
 from typing import Any
 
@@ -46,12 +46,32 @@ def no_updates(model: nn.Module, *, only: Patterns | None = None, skip: Patterns
         loans.end_all()
 
 
+_forcing = ExitStack()  # what lets go of torch's stance again
+_blocks = 0  # that are uncompiled now
+_lock = Lock()
+
+
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Run compiled models as the Python they were compiled from, whose layers call their hooks."""
-    is_loaded = "torch._dynamo" in sys.modules  # before it is, nothing has been compiled
-    with torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
+    """Run compiled models as the Python they were compiled from, whose layers call their hooks.
+
+    Blocks may end in another order than they began, as those of callbacks do: the last to end lets go.
+    """
+    global _blocks
+    if "torch._dynamo" not in sys.modules:  # before it is loaded, nothing has been compiled
         yield
+        return
+    with _lock:
+        _blocks += 1
+        if _blocks == 1:
+            _forcing.enter_context(torch.compiler.set_stance("force_eager"))
+    try:
+        yield
+    finally:
+        with _lock:
+            _blocks -= 1
+            if _blocks == 0:
+                _forcing.close()
 
 
 def _with_statistics(model: nn.Module, selection: Selection) -> list[nn.Module]:

@@ -1,5 +1,6 @@
 """Norms synchronize where several processes train, on CPUs too: their statistics are those of the whole batch."""
 
+import importlib
 import os
 import pickle
 import socket
@@ -78,6 +79,8 @@ def by_transformers(folder, task):
 
 
 def train_one_rank(rank, world, port, run, folder):
+    # A new process has the parent's path, on which the trainers may find torchvision, and none of its declarations.
+    importlib.import_module("support.aside")
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "NODE_RANK": 0}
     os.environ |= {key: str(value) for key, value in here.items()} | {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
     task, _ = started()
