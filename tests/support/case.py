@@ -9,6 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+TORCHS = {
+    *("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LayerNorm", "RMSNorm", "GroupNorm"),
+    *("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"),
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -27,8 +32,10 @@ class Case:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether the ordinary run takes it: of layers with one code for all ranks, but for BatchNorm, of maps."""
-        return not self.name.endswith(("1d", "3d")) or self.name.startswith("BatchNorm")
+        """Whether the ordinary run takes it: all rows of torch's own layers, and one of each other, that of maps."""
+        if self.name in TORCHS:
+            return True
+        return not self.option and not self.name.endswith(("1d", "3d"))
 
     def layer(self, dtype: torch.dtype = torch.float32, training: bool = True) -> nn.Module:
         return randomize_(self.build()).to(dtype).train(training)
