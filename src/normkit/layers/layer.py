@@ -30,7 +30,7 @@ class LayerNorm(LastNorm, nn.LayerNorm, fast_path=True):
     Call:
         layer(x), or layer(x, residual=r) for activation(LN(x) + r); layer(x, add=h) for activation(LN(x + h)) and
         x + h. layer(x, weight=w, bias=b) takes gamma and beta from outside, in place of the layer's own: of shape
-        normalized_shape, or (N, *normalized_shape) for each example its own.
+        normalized_shape, or with a first dimension of examples for each its own.
     """
 
     _torch = nn.LayerNorm

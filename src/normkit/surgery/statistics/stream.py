@@ -54,10 +54,12 @@ def adapt_stream(
     statistics held fixed. Everything else is in evaluation.
 
     The model is reset to what it was, with a warning and a record in `stream.resets`, if
+
     - a statistic, a parameter or a prediction becomes NaN or infinite;
     - the entropy of the mean prediction falls below `collapse` times what it was at its highest, and fewer classes are
       predicted; over some 20 windows that highest value is forgotten;
     - the statistics of a layer drift by more than `max_drift`.
+
     The batch that showed it is predicted by the model as it was.
 
     Args:
