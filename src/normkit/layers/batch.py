@@ -113,12 +113,11 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
         bias: Tensor | None = None,
     ) -> Tensor:
         """Normalize, with the batch's statistics in training and the stored ones in evaluation."""
-        given = {} if weight is None and bias is None else {"weight": weight, "bias": bias}
         if self.dim != 1 and not isinstance(input, fx.Proxy):  # of which a graph holds the whole call
-            return self._run_moved(input, residual, mask, **given)
-        return self._run(input, residual, mask, **given)
+            return self._run_moved(input, residual, mask, weight, bias)
+        return self._run(input, residual, mask, weight, bias)
 
-    def _run_moved(self, input: Tensor, residual: Tensor | None, mask: Tensor | None, **given: Tensor | None) -> Tensor:
+    def _run_moved(self, input: Tensor, residual: Tensor | None, mask: Tensor | None, *given: Tensor | None) -> Tensor:
         """Run on views that have the channels where everything else expects them, and view the output as the input."""
         dim = checks.channels_at(self.dim, input, name(self._who), self.num_features, self._ranks)
         checks.same_shape(residual, input, name(self._who))
@@ -126,7 +125,7 @@ class BatchNorm(NormLayer, nn.modules.batchnorm._BatchNorm):
             residual = residual.movedim(dim, 1)
         if mask is not None and mask.dim() == input.dim():  # with a dimension of one for the channels
             mask = mask.movedim(dim, 1)
-        return self._run(input.movedim(dim, 1), residual, mask, **given).movedim(1, dim)
+        return self._run(input.movedim(dim, 1), residual, mask, *given).movedim(1, dim)
 
     def _run_fast(self, input: Tensor) -> Tensor | None:
         own, kept = self._parameters, self._buffers

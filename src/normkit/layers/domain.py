@@ -91,9 +91,7 @@ class DomainBatchNorm(BatchNorm):
         bias: Tensor | None = None,
     ) -> Tensor:
         """Normalize as BatchNorm, with the statistics of one domain."""
-        if weight is None and bias is None:
-            return self._run(input, residual, mask, domain=domain)
-        return self._run(input, residual, mask, domain=domain, weight=weight, bias=bias)
+        return self._run(input, residual, mask, weight, bias, domain=domain)
 
     def _compute(  # type: ignore[override]
         self, input: Tensor, *, residual: Tensor | None, mask: Tensor | None, domain: int | None, **given: Tensor | None

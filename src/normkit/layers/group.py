@@ -71,9 +71,7 @@ class GroupNorm(NormLayer, nn.GroupNorm, fast_path=True):
         bias: Tensor | None = None,
     ) -> Tensor:
         """Normalize each group of channels of each example."""
-        if weight is None and bias is None:
-            return self._run(input, residual, mask)
-        return self._run(input, residual, mask, weight=weight, bias=bias)
+        return self._run(input, residual, mask, weight, bias)
 
     def _run_fast(self, input: Tensor) -> Tensor | None:
         own = self._parameters

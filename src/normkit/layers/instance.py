@@ -78,9 +78,7 @@ class InstanceNorm(NormLayer, nn.modules.instancenorm._InstanceNorm):
         bias: Tensor | None = None,
     ) -> Tensor:
         """Normalize with each example's own statistics or, where they are tracked, in evaluation the stored ones."""
-        if weight is None and bias is None:
-            return self._run(input, residual, mask)
-        return self._run(input, residual, mask, weight=weight, bias=bias)
+        return self._run(input, residual, mask, weight, bias)
 
     def _run_fast(self, input: Tensor) -> Tensor | None:
         own = self._parameters

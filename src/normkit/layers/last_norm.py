@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast, overload
+from typing import ClassVar, cast, overload
 
 from torch import Tensor, fx
 
@@ -53,23 +53,25 @@ class LastNorm(NormLayer):
         add: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Normalize each example over its last dimensions; with `add`, return input + add normalized, and that sum."""
-        extras = {} if weight is None and bias is None else {"weight": weight, "bias": bias}
         if add is None:
-            return self._run(input, residual, **extras)
+            return self._run(input, residual, None, weight, bias)
         if isinstance(input, fx.Proxy):
-            return cast(tuple[Tensor, Tensor], _as_leaf(self, input, residual=residual, add=add, **extras))
-        return self._run_sum(input, add, residual, extras)
+            given = {"residual": residual, "weight": weight, "bias": bias, "add": add}
+            return cast(tuple[Tensor, Tensor], _as_leaf(self, input, **given))
+        return self._run_sum(input, add, residual, weight, bias)
 
-    def _run_sum(self, one: Tensor, other: Tensor, residual: Tensor | None, extras: Any) -> tuple[Tensor, Tensor]:
+    def _run_sum(self, one: Tensor, other: Tensor, *beside: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of a sum, beside which there may be a residual, a weight and a bias."""
         checks.same_shape(other, one, self._who(), "an add")
-        if residual is None and not extras and self._has_fast_path and is_plain(one):
+        residual, weight, bias = beside
+        if all(t is None for t in beside) and self._has_fast_path and is_plain(one):
             own = *self._own(), self.normalized_shape, self._eps_for(one), self._fused, self._centred
             found = layer_calls.last_norm_of_sum(one, other, *own)
             if found is not None:
                 y, total = found
                 return (self._activated(y) if self._runs_after else y), total
         total = one + other
-        return self._run(total, residual, **extras), total
+        return self._run(total, residual, None, weight, bias), total
 
     def _compute(  # type: ignore[override]
         self,

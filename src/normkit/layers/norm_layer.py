@@ -91,7 +91,17 @@ class NormLayer(Unscriptable):
         else:
             own.pop("negative_slope", None)
 
-    def _run(self, input: Tensor, residual: Tensor | None = None, mask: Tensor | None = None, **extras: Any) -> Tensor:
+    def _run(
+        self,
+        input: Tensor,
+        residual: Tensor | None = None,
+        mask: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        **extras: Any,
+    ) -> Tensor:
+        if weight is not None or bias is not None:
+            extras |= {"weight": weight, "bias": bias}
         if residual is None and mask is None and not extras and self._has_fast_path and is_plain(input):
             y = self._run_fast(input)
             if y is not None:
