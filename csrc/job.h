@@ -48,7 +48,9 @@ struct Job {
   const uint8_t* mask;
   uint8_t* odd_padding;  // set to one by a forward where the mask leaves out a value that is not finite
 
-  // Parameters are double for f64, else float: one per group and channel.
+  // Parameters are double for f64, else float: one per group and channel. Of lines there may be several sets, one after
+  // the other, for as many runs of populations.
+  int64_t sets;
   const void* weight;  // null: ones
   const void* bias;    // null: zeros
   double* mean;        // one per population and group: written by a training forward, read by everything else

@@ -31,10 +31,11 @@ template <class T> struct Lines {
   Backward<T> summed{kept ? dx : dy, x, read.beside};
   int64_t length = job.channels * job.positions, groups = job.groups;
   int64_t width = groups * length;  // of an example: what weight and bias are spread over
+  int64_t sharing = job.populations / job.sets;  // examples in a row that have the same weight and bias
   std::vector<P> spread_weight{}, spread_bias{};
   LineParameters<P> parameters{spread(job.weight, spread_weight), spread(job.bias, spread_bias)};
   bool affine_gradient = job.dweight || job.dbias;
-  bool long_lines = affine_gradient && length > kLongLine;
+  bool long_lines = affine_gradient && length > kLongLine && job.sets == 1;
 
   // One value per position, where a channel has several.
   const P* spread(const void* of_channels, std::vector<P>& room) const {
@@ -44,6 +45,7 @@ template <class T> struct Lines {
     for (int64_t i = 0; i < width; ++i) room[i] = values[i / job.positions];
     return room.data();
   }
+  LineParameters<P> parameters_of(int64_t p, int64_t column) const { return parameters.at(p / sharing * width + column); }
 
   // ---- how lines are gone over: those of a few examples at a time, of which those of one group share their parameters
 
@@ -63,14 +65,17 @@ template <class T> struct Lines {
     while (found > 1 && found * width * int64_t(sizeof(T)) > kStepBytes) found /= 2;
     return is_short ? std::max<int64_t>(found, kTogether) : found;
   }
-  int64_t height = std::max({int64_t(kTogether), kTaskValues / width, ceil_div(job.populations, kMostTasks)});
-  int64_t tasks = ceil_div(job.populations, height);
+  int64_t height = std::min(
+      sharing, std::max({int64_t(kTogether), kTaskValues / width, ceil_div(job.populations, kMostTasks)}));
+  int64_t tasks_of_set = ceil_div(sharing, height), tasks = job.sets * tasks_of_set;
+  int64_t first_of(int64_t task) const { return task / tasks_of_set * sharing + task % tasks_of_set * height; }
+  int64_t last_of(int64_t task) const { return std::min(first_of(task) + height, (task / tasks_of_set + 1) * sharing); }
   // f(task, first example, last example, room for what is known of their lines)
   template <class F> void by_examples(ParallelFor parallel_for, F f) const {
     run(parallel_for, tasks, [&](int64_t t) {
       Known known(step * groups);
-      const int64_t end = std::min(job.populations, (t + 1) * height);
-      for (int64_t p = t * height; p < end; p += step) f(t, p, std::min<int64_t>(end, p + step), known);
+      const int64_t end = last_of(t);
+      for (int64_t p = first_of(t); p < end; p += step) f(t, p, std::min<int64_t>(end, p + step), known);
     });
   }
 
@@ -149,7 +154,7 @@ template <class T> struct Lines {
       together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients<S>* own) {
         const int64_t i = at(p, g);
         inner.template of_lines<K>().forward(x + i, from(residual, i), y + i, width, length, own,
-                                             parameters.at(g * length), job.activation, stream(y));
+                                             parameters_of(p, g * length), job.activation, stream(y));
       });
     }
   }
@@ -181,7 +186,7 @@ template <class T> struct Lines {
           for (auto& one : some) one.flush();
           const int64_t i = at(p, g) + first;
           inner.template of_lines<K>().sum(read.at(i), width, std::min(kPiece, length - first), own,
-                                           parameters.at(g * length + first), job.activation, some,
+                                           parameters_of(p, g * length + first), job.activation, some,
                                            kept ? dx + i : nullptr);
         }
         for (int i = 0; i < K; ++i) known.sums[(p - p0 + i) * groups + g] = some[i];
@@ -203,7 +208,7 @@ template <class T> struct Lines {
     together(p0, p1, g, k, [&]<int K>(int64_t p, const LineCoefficients<S>* own) {
       const int64_t i = at(p, g) + c0;
       spreading.template of_lines<K>().backward(summed.at(i), dx + i, from(dr, i), width, c1 - c0, own,
-                                                parameters.at(g * length + c0), job.activation, !job.stored, dweight,
+                                                parameters_of(p, g * length + c0), job.activation, !job.stored, dweight,
                                                 dbias, !job.dx_beside && stream(dx) && c0 % V::width == 0);
       if (!job.dx_beside) return;
       for (int64_t line = i; line < i + K * width; line += width) {  // just written, and still in the cache
@@ -237,14 +242,16 @@ template <class T> struct Lines {
         apply_gradients(p0, p1, g, 0, length, known.coefficients.data(), from(dweight, g * length),
                         from(dbias, g * length));
       }
-      const int64_t done = p1 - t * height;
-      if (affine_gradient && (done % kFlush == 0 || done == height || p1 == job.populations)) sums[t].flush();
+      if (affine_gradient && ((p1 - first_of(t)) % kFlush == 0 || p1 == last_of(t))) sums[t].flush();
     });
-    if (!affine_gradient) return;
-    for (int64_t t = 1; t < tasks; ++t) {
-      for (int a = 0; a < 2; ++a) for (int64_t i = 0; i < width; ++i) sums[0].all[a][i] += sums[t].all[a][i];
+    for (int64_t set = 0; affine_gradient && set < job.sets; ++set) {
+      const int64_t first = set * tasks_of_set;
+      Arrays<double>& all = sums[first].all;
+      for (int64_t t = first + 1; t < first + tasks_of_set; ++t) {
+        for (int a = 0; a < 2; ++a) for (int64_t i = 0; i < width; ++i) all[a][i] += sums[t].all[a][i];
+      }
+      set_parameters(all[0], all[1], set * width, (set + 1) * width);
     }
-    set_parameters(sums[0].all[0], sums[0].all[1], 0, width);
   }
 
   // The statistics of all lines first; then columns of all lines, so that what is kept per column stays in cache.

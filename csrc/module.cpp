@@ -158,9 +158,9 @@ class Arguments {
   Py_ssize_t count_, used_ = 0, room_ = -1;
 };
 
-// What every call of a kind of layer has in common, packed once by Python: nine integers and eps.
+// What every call of a kind of layer has in common, packed once by Python: ten integers and eps.
 struct Header {
-  int64_t type, activation, channels_last, centred, populations, examples, groups, channels, positions;
+  int64_t type, activation, channels_last, centred, populations, examples, groups, channels, positions, sets;
   double eps;
 };
 
@@ -180,6 +180,9 @@ Job begin(Arguments& in) {
   if (h.type < 0 || h.type > int(Type::f64) || h.activation < 0 || h.activation > int(Activation::tanh)) {
     PyErr_SetString(PyExc_ValueError, "a type or activation that the core does not have");
   }
+  if (h.sets < 1 || h.populations % h.sets) {
+    PyErr_SetString(PyExc_ValueError, "sets of parameters must be one, or as many as share the populations out evenly");
+  }
   if (!job.mean || !in.fits(2 * h.populations * h.groups)) {
     PyErr_SetString(PyExc_ValueError, "statistics need memory: a double for each mean and each variance");
   }
@@ -192,6 +195,7 @@ Job begin(Arguments& in) {
   job.groups = h.groups;
   job.channels = h.channels;
   job.positions = h.positions;
+  job.sets = h.sets;
   job.eps = h.eps;
   job.var = job.mean + job.populations * job.groups;
   if (job.type == Type::f64 && job.activation >= Activation::silu) {
@@ -200,10 +204,20 @@ Job begin(Arguments& in) {
   return job;
 }
 
+// Whether a job is one of lines (see by_layout in loops.cpp), with a parameter for each of their values.
+bool is_of_lines(const Job& job) {
+  const bool alone = !job.renorm.r && !job.merge.mean && job.others == 0;
+  return job.examples == 1 && job.positions == 1 && !job.mask && !job.inverted && alone && !job.sum_g && !job.mean_g;
+}
+
 // Runs a kernel that has all it needs; false with a Python error if it does not.
 bool ran(Arguments& in, const Job& job, void (*kernel)(const Job&, ParallelFor),
          std::initializer_list<const void*> needed) {
   if (!in.done()) return false;
+  if ((job.sets > 1 || job.addends[0] || job.dx_beside) && !is_of_lines(job)) {
+    PyErr_SetString(PyExc_ValueError, "sums, and several sets of parameters, are for lines, one per example, without a mask");
+    return false;
+  }
   if (job.size() == 0) return true;
   for (const void* memory : needed) {
     if (memory) continue;
@@ -394,20 +408,12 @@ PyObject* py_merge(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return finish_forward(in, job, update);
 }
 
-// What is made of lines alone can be asked for nothing else: see by_layout in loops.cpp.
-void refuse_all_but_lines(Arguments& in, const Job& job) {
-  if (in.ok() && (job.examples != 1 || job.positions != 1 || job.mask)) {
-    PyErr_SetString(PyExc_ValueError, "sums are normalized in lines, one per example, without a mask");
-  }
-}
-
 // (..., one and another tensor, whose sum goes to x)
 PyObject* py_forward_sum(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job;
   const Update update = begin_forward(in, job);
   for (const void*& addend : job.addends) addend = in.pointer<void>();
-  refuse_all_but_lines(in, job);
   if (in.ok() && !(job.addends[0] && job.addends[1])) PyErr_SetString(PyExc_ValueError, "a sum needs two tensors");
   return finish_forward(in, job, update);
 }
@@ -447,10 +453,6 @@ PyObject* py_backward_sum(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Arguments in(args, n);
   Job job = whole_backward(in);
   job.dx_beside = in.pointer<void>();
-  refuse_all_but_lines(in, job);
-  if (in.ok() && (job.inverted || job.others != 0 || job.renorm.r)) {
-    PyErr_SetString(PyExc_ValueError, "lines have statistics of their own, and keep their input");
-  }
   return finish(in, job, kernels->backward, {job.x, job.dy, job.dx, job.dx_beside});
 }
 

@@ -375,8 +375,8 @@ def test_unknown_backends_and_instruction_sets():
         _core.use_instruction_set("neon")
 
 
-def header(type=0, activation=0, examples=1, positions=1):
-    return struct.pack("=9qd", type, activation, 0, 1, 1, examples, 1, 1, positions, 0.1)
+def header(type=0, activation=0, examples=1, positions=1, populations=1, sets=1):
+    return struct.pack("=10qd", type, activation, 0, 1, populations, examples, 1, 1, positions, sets, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -384,10 +384,13 @@ def header(type=0, activation=0, examples=1, positions=1):
     [
         ((), "more than 0 arguments"),
         ((1,), "expected bytes"),
-        ((b"short",), "a header has 80 bytes; got 5"),
+        ((b"short",), "a header has 88 bytes; got 5"),
         ((header(type=7), 0, 0, 0, 8), "does not have"),
         ((header(activation=9), 0, 0, 0, 8), "does not have"),
         ((header(examples=-1), 0, 0, 0, 8), "must not be negative"),
+        ((header(sets=0), 0, 0, 0, 8), "share the populations out evenly"),
+        ((header(populations=4, sets=3), 0, 0, 0, 8), "share the populations out evenly"),
+        ((header(populations=4, positions=2, sets=2), 8, 0, 0, 8, 0), "are for lines"),
         ((header(), 0, 0, 0, 0), "need memory"),
         ((header(), 0, 0, 0, 8, 0, 1), "needs 6 arguments; got 7"),
     ],
@@ -399,14 +402,14 @@ def test_the_core_checks_at_its_door(arguments, words):
 
 def test_the_core_adds_lines_alone():
     forward = (8, 0, 0, 8, 0, 8, 0, 0, 0, 0, 0, 0.0, 0, 1)
-    with pytest.raises(ValueError, match="normalized in lines"):
+    with pytest.raises(ValueError, match="are for lines"):
         _core.forward_sum(header(positions=4), *forward, 8, 8)
     with pytest.raises(ValueError, match="a sum needs two tensors"):
         _core.forward_sum(header(examples=1, positions=1), *forward, 8, 0)
     backward = (8, 0, 0, 8, 0, 8, 8, 0, 0, 0)
-    with pytest.raises(ValueError, match="normalized in lines"):
+    with pytest.raises(ValueError, match="are for lines"):
         _core.backward_sum(header(examples=2, positions=1), *backward, 0, 0, 0, 0.0, 0, 8)
-    with pytest.raises(ValueError, match="keep their input"):
+    with pytest.raises(ValueError, match="are for lines"):
         _core.backward_sum(header(examples=1, positions=1), *backward, 0, 0, 1, 0.0, 0, 8)
     with pytest.raises(ValueError, match="has no memory"):
         _core.backward_sum(header(examples=1, positions=1), *backward, 0, 0, 0, 0.0, 0, 0)

@@ -181,6 +181,45 @@ def test_in_smaller_types(name, activation, dtype, training):
         assert off < 40 * torch.finfo(dtype).eps
 
 
+# Of an example: one task's lines, several tasks', lines that are gone over by columns elsewhere, and one example alone.
+@pytest.mark.parametrize("shape", [(5, 7, 6), (3, 400, 300), (2, 2, 3, 9000), (1, 9, 5)])
+@pytest.mark.parametrize("build", [nk.LayerNorm, nk.RMSNorm])
+def test_lines_with_parameters_of_their_example_are_left_to_the_loops(build, shape):
+    layer = build(shape[-1], activation="relu").double()
+    bare = (nn.LayerNorm if build is nk.LayerNorm else nn.RMSNorm)(shape[-1], elementwise_affine=False).double()
+    x, weight, bias = (randn(*size).requires_grad_() for size in (shape, *[(shape[0], shape[-1])] * 2))
+    view = (shape[0], *(1,) * (len(shape) - 2), shape[-1])
+    with select.backend("native"):
+        y = layer(x, weight=weight, bias=bias)
+    assert "NormalizeAlone" in type(y.grad_fn).__name__
+    agree(y, torch.relu(bare(x) * weight.view(view) + bias.view(view)), (x, weight, bias))
+
+
+@pytest.mark.parametrize("build", [nk.LayerNorm, nk.RMSNorm])
+def test_bits_of_lines_do_not_depend_on_the_number_of_threads(build):
+    layer, threads, found = build(96), torch.get_num_threads(), []
+    tensors = [torch.randn(size, requires_grad=True) for size in ((6, 200, 96), (6, 96), (6, 96))]
+    dy = torch.randn(6, 200, 96)
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            y = layer(tensors[0], weight=tensors[1], bias=tensors[2])
+            found.append((y.detach(), *torch.autograd.grad(y, tensors, dy)))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
+def test_few_lines_and_strided_ones_run_without_the_loops_for_them():
+    layer, bare = nk.LayerNorm(6).double(), nn.LayerNorm(6, elementwise_affine=False).double()
+    weight, bias = randn(5, 6), randn(5, 6)
+    for x in (randn(5, 2, 6), randn(5, 6, 8).transpose(1, 2), randn(5, 6)):
+        view = (5, *(1,) * (x.dim() - 2), 6)
+        for backend in ("native", "auto"):
+            with select.backend(backend):
+                close(layer(x, weight=weight, bias=bias), bare(x) * weight.view(view) + bias.view(view))
+
+
 @pytest.mark.parametrize("name", ["batch 2d", "group", "instance"])
 def test_with_a_mask(name):
     row = ROWS[name]

@@ -20,7 +20,7 @@ from normkit.functional.batch_core import (
     write_,
 )
 from normkit.functional.by_example import OfExamples
-from normkit.kernels import select
+from normkit.kernels import by_example, select
 from normkit.kernels.reference import Recipe, working_dtype
 from normkit.moments import Moments, ema, unbiased_var
 
@@ -175,6 +175,9 @@ def normalize_last(
     if x.dim() > len(shape):
         given = OfExamples.of(weight, bias, shape, x.shape[0], who)
         if given is not None:
+            y = None if has_no_values(x) else by_example.normalize_lines(x, recipe, *given, residual)
+            if y is not None:
+                return y
             bare = recipe._replace(activation=None)
             z = normalize_last(x, shape, None, None, bare, None, who)
             between = (1,) * (x.dim() - 1 - len(shape))

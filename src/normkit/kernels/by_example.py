@@ -1,17 +1,18 @@
-"""A batch normalized by the C++ loops with a weight and a bias of each example, not of the batch.
+"""Examples normalized by the C++ loops with a weight and a bias of each, not of the batch.
 
-To the loops such a batch is one example with as many channels as all examples have together; only its statistics are
-those of the batch.
+To the loops a batch of maps is one example with as many channels as all examples have together; only its statistics are
+those of the batch. Of lines, they take as many sets of parameters as there are examples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from torch import Tensor
 
 from normkit.kernels import autograd, halves, native, reference, select
-from normkit.kernels.plans import Plan
+from normkit.kernels.plans import FEW_LINES, Plan
 from normkit.kernels.reference import Recipe
 from normkit.moments import Moments
 
@@ -41,6 +42,21 @@ def normalize_stored(
     flat, own_weight, own_bias, beside, plan = whole
     every = _repeated(stored, x.shape[0])
     return autograd.normalize_stored(flat, every, own_weight, own_bias, beside, plan).view(x.shape)
+
+
+def normalize_lines(
+    x: Tensor, recipe: Recipe, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
+) -> Tensor | None:
+    """Return x, (N, ..., *shape), normalized over its last dimensions; weight and bias are (N, *shape).
+
+    None, and nothing done, if the loops cannot.
+    """
+    first = recipe.over[0]
+    if prod(x.shape[1:first]) < FEW_LINES or not x.is_contiguous():
+        return None
+    own = recipe._replace(parameters=(x.shape[0], *(1,) * (first - 1), *x.shape[first:]))
+    plan = select.plan_for(x, own, weight, bias, residual)
+    return None if plan is None else autograd.normalize(x, weight, bias, residual, plan)[0]
 
 
 def _as_one(

@@ -25,6 +25,7 @@ SMALL = {
     "groups": 1 << 20,
     "groups, cut off": 1 << 18,  # by ReLU, which costs our loops nothing
     "last": 1 << 20,
+    "of examples": 1 << 14,  # with parameters of each example, which take torch a pass of their own
     "line": 512,  # of the values that share statistics, whatever their number in all
 }
 """Up to this many values torch's operator is the faster on CPUs, in float32 on contiguous memory: its call is shorter,
@@ -67,21 +68,30 @@ def layer_norm(
     is_trained = (training or torch.is_grad_enabled()) and (
         (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
     )
-    is_small = not is_trained and (x.numel() < SMALL["last"] or prod(normalized) < SMALL["line"])
-    if _goes_straight(x, is_small):
-        y = straight.layer_norm_call(x, weight, bias, normalized, eps, activation)
+    is_of_examples = weight is not None and weight.dim() > len(normalized)
+    is_small = x.numel() < SMALL["of examples" if is_of_examples else "last"]
+    if not is_of_examples:
+        is_small = is_small or prod(normalized) < SMALL["line"]
+    if _goes_straight(x, is_small and not is_trained):
+        straight_call = straight.layer_norm_of_examples if is_of_examples else straight.layer_norm_call
+        y = straight_call(x, weight, bias, normalized, eps, activation)
         if y is not None:
             return y
     plan = _plan_of_layer(plans.of_last, x, weight, bias, normalized, eps, activation)
     return None if plan is None else autograd.call(x, weight, bias, plan)
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, *terms: Any) -> Tensor | None:
+def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any) -> Tensor | None:
     """A root mean square norm's call: on CPUs torch makes it of several operators, so that the loops always win."""
     if _goes_straight(x):
-        return straight.rms_norm_call(x, weight, *terms)
-    plan = _plan_of_layer(plans.of_last_squares, x, weight, None, *terms)
-    return None if plan is None else autograd.call(x, weight, None, plan)
+        return None if bias is not None else straight.rms_norm_call(x, weight, *terms)
+    plan = _plan_of_layer(plans.of_last_squares, x, weight, bias, *terms)
+    return None if plan is None else autograd.call(x, weight, bias, plan)
+
+
+def may_be_given(parameter: Tensor | None) -> bool:
+    """Whether a weight or a bias that comes with a call may take the place of a layer's own."""
+    return parameter is None or (type(parameter) in (Tensor, torch.nn.Parameter) and parameter.is_cpu)
 
 
 def last_norm_of_sum(

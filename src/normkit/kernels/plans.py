@@ -20,6 +20,8 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3
 _ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "sigmoid": 5, "tanh": 6}
 Copy = Literal["dense", "contiguous"]  # in the order of the input's dimensions in memory, or in that of its shape
 _SMOOTH = ("silu", "gelu", "sigmoid", "tanh")  # in float lanes alone
+_LINE = 4096  # values of the last dimensions: up to here the loops for lines are the faster, also without parameters
+FEW_LINES = 4  # of an example: with fewer, parameters of its own are about as many as its values
 
 
 Memory = Tensor | bytearray  # of means and variances, in double
@@ -35,6 +37,7 @@ class Layout(NamedTuple):
     channels: int  # of one group
     positions: int
     reordered: bool = False  # weight and bias must follow the input's channels to the end
+    sets: int = 1  # of weights and biases, for as many equal runs of populations
 
 
 def layout_of(x: Tensor, recipe: Recipe, parameter: Sequence[int]) -> Layout | None:
@@ -59,6 +62,8 @@ def layout_of(x: Tensor, recipe: Recipe, parameter: Sequence[int]) -> Layout | N
     if over != tuple(range(first, rank)):
         return None
     size = prod(shape[first:])
+    if first > 0 and tuple(parameter) == (shape[0], *(1,) * (first - 1), *shape[first:]):  # of each example its own
+        return Layout(0, prod(shape[:first]), 1, 1, size, 1, sets=shape[0]) if contiguous else None
     if len(parameter) < rank:  # the shape of what is normalized, or nothing at all
         if parameter and tuple(parameter) != tuple(shape[first:]):
             return None
@@ -163,7 +168,7 @@ def _plan(
 
 def _header(dtype: torch.dtype, recipe: Recipe, layout: Layout) -> bytes:
     kind, activation = TYPES[dtype], _ACTIVATIONS[recipe.activation]
-    return struct.pack("=9qd", kind, activation, layout[0], recipe.centred, *layout[1:6], recipe.eps)
+    return struct.pack("=10qd", kind, activation, layout[0], recipe.centred, *layout[1:6], layout.sets, recipe.eps)
 
 
 # ---- plans of layers, for tensors of these shapes; None if the shapes do not fit, or the loops cannot run
@@ -226,12 +231,19 @@ def of_last(
     activation: str | None,
     centred: bool = True,
 ) -> Plan | None:
-    """The plan of a norm over the last dimensions."""
+    """The plan of a norm over the last dimensions, with parameters of all examples or of each."""
     first = len(shape) - len(normalized)
-    if first < 0 or shape[first:] != normalized or not {weight, bias} <= {normalized, None}:
+    if first < 0 or shape[first:] != normalized:
         return None
     recipe = Recipe(tuple(range(first, len(shape))), eps, activation, centred)
-    return _of_layer(dtype, shape, stride, recipe, normalized if weight or bias else ())
+    given = {weight, bias} - {None}
+    if first > 1 and given == {(shape[0], *normalized)} and prod(shape[1:first]) >= FEW_LINES:
+        own = (shape[0], *(1,) * (first - 1), *normalized)
+        return _of_layer(dtype, shape, stride, recipe._replace(parameters=own), own)
+    if not given <= {normalized}:
+        return None
+    are_lines = given or (first > 0 and prod(normalized) <= _LINE)
+    return _of_layer(dtype, shape, stride, recipe, normalized if are_lines else ())
 
 
 def of_last_squares(*arguments: Any) -> Plan | None:

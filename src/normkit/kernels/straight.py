@@ -108,6 +108,26 @@ def layer_norm_call(
     return z if activation is None else finish(z, None, activation)
 
 
+def layer_norm_of_examples(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    normalized: tuple[int, ...],
+    eps: float,
+    activation: str | None,
+) -> Tensor | None:
+    """The same with a weight and a bias of each example."""
+    shape = x.shape[0], *normalized
+    if weight is None or bias is None or weight.shape != shape or bias.shape != shape or bias.dtype is not x.dtype:
+        return None
+    z = layer_norm_call(x, None, None, normalized, eps, None)
+    if z is None or weight.dtype is not x.dtype:
+        return None
+    view = shape[0], *(1,) * (x.dim() - len(shape)), *normalized
+    z = torch.addcmul(bias.reshape(view), z, weight.reshape(view))
+    return z if activation is None else finish(z, None, activation)
+
+
 def rms_norm_call(
     x: Tensor, weight: Tensor | None, normalized: tuple[int, ...], eps: float, activation: str | None
 ) -> Tensor | None:

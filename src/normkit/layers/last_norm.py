@@ -54,11 +54,24 @@ class LastNorm(NormLayer):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Normalize each example over its last dimensions; with `add`, return input + add normalized, and that sum."""
         if add is None:
+            if residual is None and not (weight is None and bias is None):
+                y = self._run_given(input, weight, bias)
+                if y is not None:
+                    return y
             return self._run(input, residual, None, weight, bias)
         if isinstance(input, fx.Proxy):
             given = {"residual": residual, "weight": weight, "bias": bias, "add": add}
             return cast(tuple[Tensor, Tensor], _as_leaf(self, input, **given))
         return self._run_sum(input, add, residual, weight, bias)
+
+    def _run_given(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
+        """As `_run_fast`, with parameters from outside."""
+        may_be = layer_calls.may_be_given(weight) and layer_calls.may_be_given(bias)
+        if not (may_be and self._has_fast_path and is_plain(input) and input.is_cpu):
+            return None
+        own_weight, own_bias = self._own()
+        y = self._call(input, own_weight if weight is None else weight, own_bias if bias is None else bias)
+        return self._activated(y) if y is not None and self._runs_after else y
 
     def _run_sum(self, one: Tensor, other: Tensor, *beside: Tensor | None) -> tuple[Tensor, Tensor]:
         """Of a sum, beside which there may be a residual, a weight and a bias."""
@@ -90,6 +103,10 @@ class LastNorm(NormLayer):
     def _own(self) -> tuple[Tensor | None, Tensor | None]:
         """Gamma and beta."""
         return cast(Tensor | None, self.weight), getattr(self, "bias", None)
+
+    def _call(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
+        """The call on the fast path, with these parameters."""
+        raise TypeError(f"{type(self).__name__} must define _call")
 
     def _eps_for(self, input: Tensor) -> float:
         raise TypeError(f"{type(self).__name__} must define _eps_for")

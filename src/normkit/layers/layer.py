@@ -57,6 +57,9 @@ class LayerNorm(LastNorm, nn.LayerNorm, fast_path=True):
         weight, bias = own.get("weight", ELSEWHERE), own.get("bias", ELSEWHERE)
         if weight is ELSEWHERE or bias is ELSEWHERE:
             return None
+        return self._call(input, weight, bias)
+
+    def _call(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
         terms = self.normalized_shape, self.eps, self._fused, self.training
         return layer_calls.layer_norm(input, weight, bias, *terms)
 

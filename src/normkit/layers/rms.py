@@ -57,9 +57,10 @@ class RMSNorm(LastNorm, nn.RMSNorm, fast_path=True):
 
     def _run_fast(self, input: Tensor) -> Tensor | None:
         weight = self._parameters.get("weight", ELSEWHERE)
-        if weight is ELSEWHERE:
-            return None
-        return layer_calls.rms_norm(input, weight, self.normalized_shape, self._eps_for(input), self._fused)
+        return None if weight is ELSEWHERE else self._call(input, weight, None)
+
+    def _call(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
+        return layer_calls.rms_norm(input, weight, bias, self.normalized_shape, self._eps_for(input), self._fused)
 
     def _eps_for(self, input: Tensor) -> float:
         return functional.rms_eps(input, self.eps)
