@@ -84,6 +84,7 @@ template <class T> struct Lines {
     std::vector<LineCoefficients<S>> coefficients;
     std::vector<Pending<V>> sums;
     std::vector<S> shifts;
+    std::vector<T> room{};  // for sums: see summed_up
     explicit Known(int64_t lines) : coefficients(lines), sums(lines), shifts(lines) {}
   };
 
@@ -115,26 +116,35 @@ template <class T> struct Lines {
 
   // ---- forward
 
-  // x of examples [p0, p1), where it is a sum that is not there yet.
-  void add_up(int64_t p0, int64_t p1) const {
-    if (!job.addends[0]) return;
-    add(static_cast<const T*>(job.addends[0]), static_cast<const T*>(job.addends[1]), const_cast<T*>(x), p0 * width,
-        (p1 - p0) * width);
+  // x of examples [p0, p1): where it is a sum, added up now. What is written past the cache cannot be read again from
+  // there: that is done last, and until then the sum is in a room that stays.
+  const T* summed_up(int64_t p0, int64_t p1, Known& known) const {
+    const int64_t first = p0 * width, n = (p1 - p0) * width;
+    if (!job.addends[0]) return x + first;
+    if (stream(x)) known.room.resize(step * width);
+    T* to = stream(x) ? known.room.data() : const_cast<T*>(x) + first;
+    add(static_cast<const T*>(job.addends[0]) + first, static_cast<const T*>(job.addends[1]) + first, to, n);
+    return to;
   }
-  static void add(const T* a, const T* b, T* to, int64_t first, int64_t n) {
-    across<V>(n, [=](int64_t i, auto how) {
-      (V::load(a + first + i, how) + V::load(b + first + i, how)).store(to + first + i, how);
-    });
+  void keep_sum(int64_t p0, int64_t p1, Known& known) const {
+    if (!job.addends[0] || !stream(x)) return;
+    const T* from = known.room.data();
+    T* to = const_cast<T*>(x) + p0 * width;
+    across<V>((p1 - p0) * width, [=](int64_t i, auto how) { put(V::load(from + i, how), to + i, how, true); });
+  }
+  static void add(const T* a, const T* b, T* to, int64_t n) {
+    across<V>(n, [=](int64_t i, auto how) { (V::load(a + i, how) + V::load(b + i, how)).store(to + i, how); });
   }
 
-  void set_moments(int64_t p0, int64_t p1, Known& known) const {
+  // `own`: where the values of examples [p0, p1) are.
+  void set_moments(int64_t p0, int64_t p1, const T* own, Known& known) const {
     const int64_t lines = (p1 - p0) * groups;
     const auto add_up = [&](int64_t first, int64_t n) {
       std::fill_n(known.sums.begin() + first, n, Pending<V>());
       V odd;
-      sum_runs<false>(x + p0 * width + first * length, nullptr, n, length, &known.shifts[first], &known.sums[first], &odd);
+      sum_runs<false>(own + first * length, nullptr, n, length, &known.shifts[first], &known.sums[first], &odd);
     };
-    for (int64_t i = 0; i < lines; ++i) known.shifts[i] = S(shift_of(job, x + p0 * width + i * length, length));
+    for (int64_t i = 0; i < lines; ++i) known.shifts[i] = S(shift_of(job, own + i * length, length));
     add_up(0, lines);
     for (int64_t p = p0, i = 0; p < p1; ++p) {
       for (int64_t g = 0; g < groups; ++g, ++i) {
@@ -148,29 +158,34 @@ template <class T> struct Lines {
     statistics.ready(p0 * groups, p1 * groups);
   }
 
-  void apply(int64_t p0, int64_t p1, Known& known) const {
+  void apply(int64_t p0, int64_t p1, const T* own, Known& known) const {
     set_coefficients(p0, p1, known);
     for (int64_t g = 0; g < groups; ++g) {
-      together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients<S>* own) {
+      together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients<S>* k) {
         const int64_t i = at(p, g);
-        inner.template of_lines<K>().forward(x + i, from(residual, i), y + i, width, length, own,
+        inner.template of_lines<K>().forward(own + at(p - p0, g), from(residual, i), y + i, width, length, k,
                                              parameters_of(p, g * length), job.activation, stream(y));
       });
     }
   }
 
   void moments(ParallelFor parallel_for) const {
-    by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1, Known& known) { set_moments(p0, p1, known); });
+    by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1, Known& known) {
+      set_moments(p0, p1, x + p0 * width, known);
+    });
   }
   void forward(ParallelFor parallel_for) const {
     by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1, Known& known) {
-      add_up(p0, p1);
-      set_moments(p0, p1, known);
-      apply(p0, p1, known);
+      const T* own = summed_up(p0, p1, known);
+      set_moments(p0, p1, own, known);
+      apply(p0, p1, own, known);
+      keep_sum(p0, p1, known);
     });
   }
   void evaluate(ParallelFor parallel_for) const {
-    by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1, Known& known) { apply(p0, p1, known); });
+    by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1, Known& known) {
+      apply(p0, p1, x + p0 * width, known);
+    });
   }
 
   // ---- backward
@@ -212,7 +227,7 @@ template <class T> struct Lines {
                                                 dbias, !job.dx_beside && stream(dx) && c0 % V::width == 0);
       if (!job.dx_beside) return;
       for (int64_t line = i; line < i + K * width; line += width) {  // just written, and still in the cache
-        add(dx, static_cast<const T*>(job.dx_beside), dx, line, c1 - c0);
+        add(dx + line, static_cast<const T*>(job.dx_beside) + line, dx + line, c1 - c0);
       }
     });
   }
