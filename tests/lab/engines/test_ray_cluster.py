@@ -63,6 +63,7 @@ def locally(tmp_path_factory):
     return lines(directory)
 
 
+@pytest.mark.deep
 def test_records_are_the_same_on_either_engine(tmp_path, locally, temporary):
     with lab(*QUICK, "--engine", "ray", "--out", tmp_path, "--format", "json", TMPDIR=temporary) as command:
         code, out, err = command.ended()
