@@ -29,6 +29,7 @@ TOGETHER = (
     "tests/test_onnx_vectors.py",
     "tests/kernels/test_sanitized.py",
     "tests/cli/",
+    "tests/lab/engines/",
     "tests/lab/experiments/",
     "tests/surgery/replace/test_fit.py",
 )

@@ -2,8 +2,6 @@
 
 import errno
 import json
-import multiprocessing
-import os
 import sys
 from threading import Timer
 from types import SimpleNamespace
@@ -13,10 +11,10 @@ import pytest
 from normkit.errors import ArgumentError
 from normkit.json_lines import LineWriter
 from normkit.lab import experiments, runner
-from normkit.lab.locks import lock
+from normkit.lab.engines import disk_trouble
+from normkit.lab.locks import WORKERS, BusyError, lock, locked
 from normkit.lab.plan import RunPlan
 from normkit.lab.record import read_run, without_times
-from normkit.lab.runner import WORKERS, BusyError, TrialError, disk_trouble, locked
 from normkit.lab.trial import RunOptions
 from support import toy as toy_module
 from support.toy import Toy
@@ -168,7 +166,7 @@ def test_a_directory_is_written_by_one_process(tmp_path):
 
 
 def test_a_directory_is_not_written_while_a_worker_of_a_killed_run_lives(tmp_path, monkeypatch):
-    monkeypatch.setattr("normkit.lab.runner._DYING", 0.1)
+    monkeypatch.setattr("normkit.lab.locks._DYING", 0.1)
     with open(tmp_path / WORKERS, "w") as file:
         lock(file, shared=True)  # as a worker does
         with pytest.raises(BusyError, match="Another process is writing"):
@@ -201,47 +199,6 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path, monkeypatch):
     run(PLAN, tmp_path / "full", resume=True)
     run(PLAN, tmp_path / "whole")
     assert measured(tmp_path / "full") == measured(tmp_path / "whole")
-
-
-class Messages:
-    """Those that workers would send."""
-
-    def __init__(self, *messages):
-        self.messages = list(messages)
-
-    def get(self, timeout):
-        return self.messages.pop(0)
-
-    def put(self, message):
-        self.messages.append(message)
-
-
-def test_a_trial_that_fails_is_named():
-    trial = PLAN.trials()[0]
-    with pytest.raises(TrialError, match=r"toy\.adam\.0 failed: out of luck"):
-        runner._listen(Messages(("failed", trial, "out of luck")), [], 1, runner.Progress(quiet=True))
-
-
-@pytest.mark.deep
-def test_a_trial_that_fails_in_a_worker_is_named(tmp_path):
-    """Workers are new processes, where the toy is not registered."""
-    with pytest.raises(TrialError, match=r"toy\.\w+\.0 failed: There is no experiment 'toy'"):
-        run(PLAN._replace(seeds=1), tmp_path, jobs=2)
-
-
-def test_a_worker_ends_with_its_parent(monkeypatch):
-    def end(code):
-        raise SystemExit(code)
-
-    monkeypatch.setattr(os, "_exit", end)
-    messages, trial = Messages(), PLAN.trials()[0]
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=os.getppid()))
-    runner._StepReporter(messages, trial)(1, 2, None)
-    assert messages.messages == [("step", trial, 1, 2, None)]
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=-1))
-    orphan = runner._StepReporter(messages, trial)
-    with pytest.raises(SystemExit):
-        orphan(1, 2, None)
 
 
 def test_the_plan_is_written_down(tmp_path):

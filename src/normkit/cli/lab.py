@@ -47,13 +47,17 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run's directory.", show_default="runs/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Trials side by side.", show_default="one per core")] = None,
+    engine: Annotated[str, typer.Option(help="local: processes of this machine; ray: a Ray cluster.")] = "local",
+    cpus_per_trial: Annotated[
+        float | None, typer.Option(help="CPUs of the cluster for each trial.", show_default="1")
+    ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write logs for TensorBoard, too.")] = False,
     format: Format = "text",
 ) -> None:
     """Run an experiment, write its report, and print what it found."""
     from normkit.lab import run_experiment  # on use: it takes a moment
+    from normkit.lab.engines import disk_trouble
     from normkit.lab.progress import Progress
-    from normkit.lab.runner import disk_trouble
 
     out = out or Path("runs") / name
     try:
@@ -67,10 +71,12 @@ def run(
             resume=resume,
             jobs=jobs,
             tensorboard=tensorboard,
+            engine=engine,
+            cpus_per_trial=cpus_per_trial,
             progress=Progress(),
         )
     except KeyboardInterrupt:
-        resume_command = _resume_command(name, only or (), out)
+        resume_command = _resume_command(name, only or (), out, engine)
         print(f"Stopped. What was done is in {out}; to resume: {resume_command}", file=sys.stderr)
         raise typer.Exit(130) from None
     except OSError as error:
@@ -128,9 +134,9 @@ def _show_page(path: Path, format: str) -> None:
     print(json.dumps([{"report": str(page)}], indent=2) if format == "json" else f"The report: {page}")
 
 
-def _resume_command(name: str, only: Sequence[str], out: Path) -> str:
+def _resume_command(name: str, only: Sequence[str], out: Path, engine: str) -> str:
     chosen = "".join(f" --only {shlex.quote(pattern)}" for pattern in only)
-    return f"normkit lab run {name}{chosen} --out {out} --resume"
+    return f"normkit lab run {name}{chosen}{'' if engine == 'local' else f' --engine {engine}'} --out {out} --resume"
 
 
 def _show(found: Conclusion, format: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from normkit.errors import ArgumentError, did_you_mean
 from normkit.lab import data as sets
 from normkit.lab.certainty import certainty_of
+from normkit.lab.engines import engine_named
 from normkit.lab.experiment import SCALES
 from normkit.lab.experiments import ALL, experiment_named, names_in
 from normkit.lab.plan import PLAN, RunPlan, read_plan
@@ -44,6 +45,8 @@ def run_experiment(
     resume: bool = False,
     jobs: int | None = None,
     tensorboard: bool = False,
+    engine: str = "local",
+    cpus_per_trial: float | None = None,
     progress: Progress | None = None,
 ) -> Conclusion:
     """Run an experiment, or a set of them, and write its report.
@@ -52,7 +55,8 @@ def run_experiment(
     number of trials that run side by side, is then the number of cores. Of a set, `only` runs the experiments that are
     named or match a pattern. A run that was interrupted, or of which `only` a part was run, is completed with
     `resume=True`, and ends with the numbers that it would have had. Several jobs start processes that import the
-    caller's main module: a script needs `if __name__ == "__main__":`, or jobs=1.
+    caller's main module: a script needs `if __name__ == "__main__":`, or jobs=1. With `engine="ray"` the trials run
+    on a Ray cluster, each with `cpus_per_trial` of its CPUs (1), and have the same numbers.
     """
     directory = Path("runs") / name if out is None else Path(out)
     names = names_in(name, only)
@@ -60,11 +64,12 @@ def run_experiment(
         raise ArgumentError(f"--scale must be one of {', '.join(SCALES)}; got {scale!r}.{did_you_mean(scale, SCALES)}")
     if tensorboard:  # before anything is written
         required("torch.utils.tensorboard", "--tensorboard", "tensorboard", extra="tensorboard")
+    runs_trials = engine_named(engine, cpus_per_trial)
     asked = RunPlan(name, scale, data, seeds)
     plan = _resumed_plan(asked, directory) if resume else _new_plan(asked, names)
     if progress is not None and (others := _with_own_data(plan, names)):
         progress.say(f"Not on {plan.data}, which is of another kind: {', '.join(others)}.")
-    run(plan, RunOptions(directory, resume, tensorboard), jobs, progress, only)
+    run(plan, RunOptions(directory, resume, tensorboard), jobs, progress, only, runs_trials)
     return write_report_of(directory)
 
 
