@@ -48,11 +48,18 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Trials side by side.", show_default="one per core")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write logs for TensorBoard, too.")] = False,
+    micro_batches: Annotated[
+        int | None, typer.Option(min=1, help="With torchrun: parts of a rank's batch.", show_default="1")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="With torchrun: float32 or bfloat16.", show_default="float32")
+    ] = None,
     format: Format = "text",
 ) -> None:
     """Run an experiment, write its report, and print what it found."""
     from normkit.lab import run_experiment  # on use: it takes a moment
     from normkit.lab.progress import Progress
+    from normkit.lab.ranks import is_first_rank
     from normkit.lab.runner import disk_trouble
 
     out = out or Path("runs") / name
@@ -67,6 +74,8 @@ def run(
             resume=resume,
             jobs=jobs,
             tensorboard=tensorboard,
+            micro_batches=micro_batches,
+            precision=precision,
             progress=Progress(),
         )
     except KeyboardInterrupt:
@@ -76,7 +85,8 @@ def run(
     except OSError as error:
         print(f"normkit: {disk_trouble(error)}", file=sys.stderr)
         raise typer.Exit(2) from None
-    _show(found, format)
+    if is_first_rank():
+        _show(found, format)
 
 
 @lab_app.command("report")
