@@ -60,7 +60,7 @@ def _indivisible(training: Training) -> str | None:
         return "its loss is not known to be a mean over examples"
     for name, layer in named_layers(training.model):
         spec = describe(layer)
-        if spec is not None and "N" in spec.over and spec.kind != "batch":
+        if spec is not None and "N" in spec.over and (spec.kind != "batch" or spec.scope == "ghost"):
             return f"{name} ({type(layer).__name__}) has statistics of a batch that are not synchronized"
     return None
 
@@ -88,12 +88,15 @@ class _Step:
         self._training, self._ranks, self._options = training, ranks, options
         # Statistics are synchronized already. With find_unused_parameters, DDP keeps its first layout of gradients:
         # else it would change it after a step, and a resumed run would add up gradients in another order.
-        self._model = DistributedDataParallel(
-            training.model,
-            device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
-            broadcast_buffers=False,
-            find_unused_parameters=True,
-        )
+        with warnings.catch_warnings():
+            # Newer versions of torch call this forward_sync_buffers, which older ones do not have.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            self._model = DistributedDataParallel(
+                training.model,
+                device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
+                broadcast_buffers=False,
+                find_unused_parameters=True,
+            )
 
     def __call__(self, x: Tensor, y: Tensor) -> float:
         """Take a step."""
@@ -121,13 +124,14 @@ class _Step:
     def _backward(self, x: Tensor, y: Tensor, count: int) -> Tensor:
         """Add the gradients of a part; return its share of the whole batch's loss."""
         kind = self._ranks.device.type
-        with warnings.catch_warnings(), torch.autocast(kind, torch.bfloat16, self._options.precision == "bfloat16"):
-            warnings.filterwarnings("ignore", "find_unused_parameters=True")
+        with torch.autocast(kind, torch.bfloat16, self._options.precision == "bfloat16"):
             output = self._model(x)
             # The mean over no examples is NaN; the sum over none is 0, and has gradients of 0.
             mean = self._training.loss(output, y) if len(y) else output.sum()
             share = mean * (len(y) / count)
-        (share * self._ranks.count).backward()
+        with warnings.catch_warnings():  # a 1x1 convolution has weights of two equal layouts
+            warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+            (share * self._ranks.count).backward()
         return share.detach().double()
 
 
