@@ -71,7 +71,7 @@ class SyncedNormalize(torch.autograd.Function):
 def _shared(own: Tensor, mean: Tensor, reduce: Reduce) -> Tensor:
     """Sums over all processes, exchanged in the type of the moments.
 
-    The processes agreed on that; the type of a sum differs with who computes it, and a process without values has another.
+    All processes have that one; the type of a sum depends on what computes it, and without values that is another.
     """
     return reduce(own.to(mean.dtype, copy=True)).to(own.dtype)
 

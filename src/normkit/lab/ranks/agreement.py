@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 import torch
-from torch import nn
 
 from normkit.errors import DistributedError
 from normkit.lab import data
 from normkit.lab.data.digest import digest_of
 from normkit.lab.experiment import Experiment, Training, Trial
 from normkit.lab.ranks.group import Ranks
+from normkit.named_layers import display_name
 
 
 def check_agreement(ranks: Ranks, facts: Mapping[str, Sequence[str]]) -> None:
@@ -36,15 +36,10 @@ def facts_before(experiment: Experiment, trial: Trial) -> dict[str, list[str]]:
 
 def facts_of(training: Training) -> dict[str, list[str]]:
     """What training it became."""
-    return {"number of steps": [str(training.steps)], "model": _lines(training.model)}
-
-
-def _lines(model: nn.Module) -> list[str]:
-    """Every layer, and every parameter and buffer with its shape and type."""
-    layers = [
-        f"{name or 'the model'}: {type(layer).__name__}({layer.extra_repr()})" for name, layer in model.named_modules()
-    ]
-    tensors = [
-        f"{name} of {tuple(t.shape)}, {t.dtype}" for name, t in (*model.named_parameters(), *model.named_buffers())
-    ]
-    return [*tensors, *layers]
+    model = training.model
+    tensors, layers = (*model.named_parameters(), *model.named_buffers()), model.named_modules()
+    return {
+        "number of steps": [str(training.steps)],
+        "parameters and buffers": [f"{name} of {tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors],
+        "layers": [f"{display_name(name)}: {type(layer).__name__}({layer.extra_repr()})" for name, layer in layers],
+    }
