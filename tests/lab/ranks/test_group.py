@@ -4,6 +4,8 @@ import contextlib
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -17,6 +19,7 @@ from torch import distributed, nn
 import normkit as nk
 from normkit.errors import ArgumentError, BackendError, DistributedError
 from normkit.lab.conclusion import run_experiment
+from normkit.lab.plan import RunPlan, write_plan
 from normkit.lab.ranks.agreement import check_agreement, facts_of
 from normkit.lab.ranks.carrier import AllRanks
 from normkit.lab.ranks.group import current_ranks, joined
@@ -174,6 +177,17 @@ def test_a_backend_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_available=lambda: True))
     with pytest.raises(BackendError, match="needs the backend nccl"), joined():
         pass
+
+
+def test_a_run_is_resumed_with_as_many_ranks_only(tmp_path):
+    write_plan(RunPlan("inception", "quick", ranks=2), tmp_path)
+    with pytest.raises(ArgumentError, match="has ranks 2, and can only be resumed as it is"):
+        run_experiment("inception", tmp_path, resume=True)
+
+
+def test_python_m_runs_the_program():
+    run = subprocess.run([sys.executable, "-m", "normkit", "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("normkit ")
 
 
 @pytest.mark.parametrize(
