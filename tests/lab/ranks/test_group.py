@@ -62,7 +62,13 @@ def fail_together(ranks, rank):
 
     with pytest.raises(ArgumentError if rank else DistributedError, match="nothing there" if rank else "Rank 1 could"):
         ranks.together(fail)
+    with pytest.raises(RuntimeError, match=r"^out of memory$"):
+        ranks.exchange(fail_to_compute, "taking a step")
     assert ranks.from_first(lambda: f"of rank {rank}") == "of rank 0"
+
+
+def fail_to_compute():
+    raise RuntimeError("out of memory")
 
 
 def test_what_differs_between_ranks_is_named_on_all_of_them(tmp_path):
@@ -161,6 +167,7 @@ def test_a_connection_that_is_cut_is_an_error_that_names_the_layer(tmp_path):
     run_ranks(cut_connections, 2, tmp_path)
 
 
+@pytest.mark.deep
 def test_a_rank_that_died_is_named(tmp_path):
     run_ranks(die, 2, tmp_path)
 

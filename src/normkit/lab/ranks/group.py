@@ -100,14 +100,19 @@ class Ranks:
         start = time.monotonic()
         try:
             return collective()
-        except NormkitError:
-            raise
         except RuntimeError as error:
+            if isinstance(error, NormkitError) or not _is_of_a_collective(error):
+                raise
             absent = who_was_absent(None, time.monotonic() - start)
             raise DistributedError(
                 f"Rank {self.rank} needs all {self.count} ranks, when {doing}: {absent} ({error}). "
                 "torchrun with --max-restarts resumes from the last checkpoint."
             ) from error
+
+
+def _is_of_a_collective(error: RuntimeError) -> bool:
+    """Whether an exchange failed, and not what a rank computed: gloo's errors have no class, but its name in them."""
+    return isinstance(error, distributed.DistError) or "gloo" in str(error)
 
 
 @contextmanager
