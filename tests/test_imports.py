@@ -27,6 +27,7 @@ ORDER = [
     ["lab"],
     ["bench"],
     ["cli"],
+    ["__main__"],
 ]
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 

@@ -85,6 +85,21 @@ def check_one(rank, sizes, shape, dtype, tolerance, counted, what):
         torch.testing.assert_close(layer.get_buffer(name), b, **close, msg=what)
 
 
+def share_without_options(rank, world):
+    """Without a mask other code computes the sums, and for no values yet other."""
+    for dtype, tolerance in TOLERANCE.items():
+        for sizes in splits(world).values():
+            torch.manual_seed(5)
+            x, dy = torch.randn(2, sum(sizes), CHANNELS, 3, 4, dtype=torch.float64).to(dtype)
+            layer, whole = (randomize_(make(CHANNELS)).to(dtype) for make in (nk.SyncBatchNorm, nn.BatchNorm2d))
+            whole.load_state_dict(layer.state_dict())
+            own, every = x.split(sizes)[rank].clone().requires_grad_(), x.clone().requires_grad_()
+            layer(own).backward(dy.split(sizes)[rank])
+            whole(every).backward(dy)
+            expected = every.grad.split(sizes)[rank]
+            torch.testing.assert_close(own.grad, expected, rtol=tolerance, atol=tolerance)
+
+
 def share_by_subgroup(rank, world):
     """Two pairs of ranks, each with a batch of its own."""
     pairs = [distributed.new_group([0, 1]), distributed.new_group([2, 3])]
@@ -132,7 +147,8 @@ def miss_a_rank(rank, world):
     if rank == 0:
         start = time.monotonic()
         with pytest.raises(
-            nk.DistributedError, match=r"SyncBatchNorm\(5\) at '1.norm' needs all 2 ranks in its forward"
+            nk.DistributedError,
+            match=r"SyncBatchNorm\(5\) at '1.norm' needs all 2 ranks in its forward.* rank 1 did not come",
         ):
             layer(model[0](torch.randn(3, CHANNELS)))
         assert 3 < time.monotonic() - start < 30
@@ -143,6 +159,7 @@ def miss_a_rank(rank, world):
 
 def everything(rank, world):
     compare_with_whole_batch(rank, world)
+    share_without_options(rank, world)
     merge_by_the_one_merge(rank, world)
     evaluate_without_speaking(rank, world)
     refuse_one_value_together(rank, world)

@@ -52,12 +52,19 @@ def run(
         float | None, typer.Option(help="CPUs of the cluster for each trial.", show_default="1")
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write logs for TensorBoard, too.")] = False,
+    micro_batches: Annotated[
+        int | None, typer.Option(min=1, help="With torchrun: parts of a rank's batch.", show_default="1")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="With torchrun: float32 or bfloat16.", show_default="float32")
+    ] = None,
     format: Format = "text",
 ) -> None:
     """Run an experiment, write its report, and print what it found."""
     from normkit.lab import run_experiment  # on use: it takes a moment
     from normkit.lab.engines import disk_trouble
     from normkit.lab.progress import Progress
+    from normkit.lab.ranks import is_first_rank
 
     out = out or Path("runs") / name
     try:
@@ -73,6 +80,8 @@ def run(
             tensorboard=tensorboard,
             engine=engine,
             cpus_per_trial=cpus_per_trial,
+            micro_batches=micro_batches,
+            precision=precision,
             progress=Progress(),
         )
     except KeyboardInterrupt:
@@ -82,7 +91,8 @@ def run(
     except OSError as error:
         print(f"normkit: {disk_trouble(error)}", file=sys.stderr)
         raise typer.Exit(2) from None
-    _show(found, format)
+    if is_first_rank():
+        _show(found, format)
 
 
 @lab_app.command("report")

@@ -55,14 +55,25 @@ class SyncedNormalize(torch.autograd.Function):
             if halves.runs_on_torch():
                 fused = FusedHalves.of(grads[0], x, weight, bias, residual, halves.moments, ctx.recipe)
                 own = fused.sums()
-                dx, dresidual = fused.spread(ctx.reduce(own.clone())), fused.dz if ctx.needs_input_grad[3] else None
+                dx, dresidual = (
+                    fused.spread(_shared(own, mean, ctx.reduce)),
+                    fused.dz if ctx.needs_input_grad[3] else None,
+                )
             else:
                 own = halves.sums(grads[0])
-                dx, dresidual = halves.spread(grads[0], ctx.reduce(own.clone()), ctx.needs_input_grad[3])
+                dx, dresidual = halves.spread(grads[0], _shared(own, mean, ctx.reduce), ctx.needs_input_grad[3])
         of_dz, of_dz_xhat = own
         dweight = None if weight is None else of_dz_xhat.to(weight.dtype)
         dbias = None if bias is None else of_dz.to(bias.dtype)
         return dx, dweight, dbias, dresidual, None, None, None, None
+
+
+def _shared(own: Tensor, mean: Tensor, reduce: Reduce) -> Tensor:
+    """Sums over all processes, exchanged in the type of the moments.
+
+    All processes have that one; the type of a sum depends on what computes it, and without values that is another.
+    """
+    return reduce(own.to(mean.dtype, copy=True)).to(own.dtype)
 
 
 class GradientHalves(NamedTuple):

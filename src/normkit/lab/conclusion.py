@@ -14,6 +14,7 @@ from normkit.lab.experiment import SCALES
 from normkit.lab.experiments import ALL, experiment_named, names_in
 from normkit.lab.plan import PLAN, RunPlan, read_plan
 from normkit.lab.progress import Progress
+from normkit.lab.ranks import StepOptions, is_first_rank, is_launched, is_restarted, rank_count, run_over_ranks
 from normkit.lab.record import Run, read_run
 from normkit.lab.report import Section, write_numbers, write_report, write_story
 from normkit.lab.runner import run
@@ -47,6 +48,8 @@ def run_experiment(
     tensorboard: bool = False,
     engine: str = "local",
     cpus_per_trial: float | None = None,
+    micro_batches: int | None = None,
+    precision: str | None = None,
     progress: Progress | None = None,
 ) -> Conclusion:
     """Run an experiment, or a set of them, and write its report.
@@ -57,6 +60,9 @@ def run_experiment(
     `resume=True`, and ends with the numbers that it would have had. Several jobs start processes that import the
     caller's main module: a script needs `if __name__ == "__main__":`, or jobs=1. With `engine="ray"` the trials run
     on a Ray cluster, each with `cpus_per_trial` of its CPUs (1), and have the same numbers.
+
+    In processes that torchrun started, each trial is trained over all of them: a rank's part of a batch is taken in
+    `micro_batches`, by default 1, and `precision` is "float32" or "bfloat16".
     """
     directory = Path("runs") / name if out is None else Path(out)
     names = names_in(name, only)
@@ -65,12 +71,31 @@ def run_experiment(
     if tensorboard:  # before anything is written
         required("torch.utils.tensorboard", "--tensorboard", "tensorboard", extra="tensorboard")
     runs_trials = engine_named(engine, cpus_per_trial)
-    asked = RunPlan(name, scale, data, seeds)
+    _check_for_ranks(engine, jobs, micro_batches, precision)
+    resume = resume or is_restarted(directory)
+    asked = RunPlan(name, scale, data, seeds, rank_count(), micro_batches or 1, precision or "float32")
     plan = _resumed_plan(asked, directory) if resume else _new_plan(asked, names)
-    if progress is not None and (others := _with_own_data(plan, names)):
+    if progress is not None and is_first_rank() and (others := _with_own_data(plan, names)):
         progress.say(f"Not on {plan.data}, which is of another kind: {', '.join(others)}.")
-    run(plan, RunOptions(directory, resume, tensorboard), jobs, progress, only, runs_trials)
-    return write_report_of(directory)
+    options = RunOptions(directory, resume, tensorboard)
+    if not is_launched():
+        run(plan, options, jobs, progress, only, runs_trials)
+    else:
+        run_over_ranks(plan, options, progress, only)
+    return write_report_of(directory) if is_first_rank() else Conclusion(sections_of(directory), directory / REPORT)
+
+
+def _check_for_ranks(engine: str, jobs: int | None, micro_batches: int | None, precision: str | None) -> None:
+    if not is_launched() and (micro_batches is not None or precision is not None):
+        raise ArgumentError(
+            "--micro-batches and --precision are for training over ranks: "
+            "torchrun --nproc-per-node N -m normkit lab run …, where N may be 1."
+        )
+    if is_launched() and jobs is not None:
+        raise ArgumentError("--jobs is not for ranks, which train one trial after another together. Leave it out.")
+    if is_launched() and engine != "local":
+        raise ArgumentError(f"--engine {engine} is not for ranks, which are there already. Leave it out, or torchrun.")
+    StepOptions(1 if micro_batches is None else micro_batches, precision or "float32").check()
 
 
 def write_report_of(directory: str | Path) -> Conclusion:
@@ -102,7 +127,7 @@ def _plan_in(directory: Path) -> RunPlan | None:
 def _resumed_plan(asked: RunPlan, directory: Path) -> RunPlan:
     """The plan of the run itself, with what was asked for: if that differs, the run refuses it."""
     found = read_plan(directory)
-    return found._replace(name=asked.name, data=asked.data or found.data, seeds=asked.seeds or found.seeds)
+    return asked._replace(scale=found.scale, data=asked.data or found.data, seeds=asked.seeds or found.seeds)
 
 
 def _new_plan(asked: RunPlan, names: Sequence[str]) -> RunPlan:
@@ -125,12 +150,13 @@ def _with_own_data(plan: RunPlan, names: Sequence[str]) -> list[str]:
 
 def _section(name: str, records: Run, plan: RunPlan | None, directory: Path) -> Section:
     header, seeds = records.header, len(records.by_seed())
+    program = f"torchrun --nproc-per-node {header['ranks']} -m normkit" if "ranks" in header else "normkit"
     own = RunPlan(name, header["scale"], header["data"], seeds)
     return Section(
         records,
         experiment_named(name).findings(records),
         name,
-        f"normkit lab run {name} --scale {own.scale} --data {own.data} --seeds {seeds} --out {directory.name}",
+        f"{program} lab run {name} --scale {own.scale} --data {own.data} --seeds {seeds} --out {directory.name}",
         certainty_of(records, plan or own),
     )
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normkit.instruments.loss import Closure
 from normkit.instruments.probe import Probe
-from normkit.lab.data import DataKind
+from normkit.lab.data import DataKind, Share
 from normkit.lab.findings import Findings
 from normkit.lab.record import Run
 
@@ -57,6 +57,8 @@ class Training:
     chance: float = 0.0  # an accuracy not above it at the end is a divergence
     probes: Callable[[Closure], Sequence[Probe]] | None = None  # of the loss of the present batch; see `Observation`
     update: Callable[[Tensor, Tensor], float] | None = None  # instead of a step down `loss`, and returns its own
+    # As `batches`, of one rank's share of each; None: a rank makes whole batches, which are cheap, and cuts them.
+    shares: Callable[[int, Share], Iterator[tuple[Tensor, Tensor]]] | None = None
 
 
 class Experiment(abc.ABC):

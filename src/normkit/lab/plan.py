@@ -24,6 +24,9 @@ class RunPlan(NamedTuple):
     scale: Scale
     data: str | None = None  # None: each experiment's own; of a set, for those that take it
     seeds: int | None = None  # None: each experiment's own
+    ranks: int | None = None  # that share the batches of each trial; None: a trial is one process's
+    micro_batches: int = 1  # see `normkit.lab.ranks.StepOptions`; only ranks have others than these
+    precision: str = "float32"
 
     def trials(self, only: Sequence[str] = ()) -> list[Trial]:
         """Every arm with every seed: all arms with the first seed, then all with the next.

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -24,6 +25,7 @@ from normkit.lab.tensorboard import LoggedLineWriter
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 Notify = Callable[[int, int, float | None], None]  # steps taken, steps in all, the accuracy measured last
+Keep = Callable[[Line], None]  # takes the state that a resumed trial begins with
 
 
 class RunOptions(NamedTuple):
@@ -34,29 +36,85 @@ class RunOptions(NamedTuple):
     tensorboard: bool = False
 
 
-def run_trial(experiment: Experiment, trial: Trial, options: RunOptions, notify: Notify) -> None:
+class Writer(Protocol):
+    """What takes the lines of a record, and says how long it is then."""
+
+    def write(self, line: Line) -> int:
+        """Write a line."""
+
+    def close(self) -> None:
+        """End the record."""
+
+
+class Carrier(Protocol):
+    """What carries a trial: this process alone, or all ranks of a group together."""
+
+    def set_up(self, experiment: Experiment, trial: Trial) -> tuple[Training, Line]:
+        """The training as it is run here, and what the record's first line says of that."""
+
+    def writer(self, record: Path, size: int, logs: Path | None, step: int) -> Writer:
+        """What the record is written with."""
+
+    def save(self, state: Line, checkpoint: Path) -> None:
+        """Keep a state in the place of the one before."""
+
+    def load(self, checkpoint: Path) -> Line | None:
+        """The state that was kept last, if there is one."""
+
+    def forget(self, checkpoint: Path) -> None:
+        """Remove what was kept."""
+
+
+class OneProcess:
+    """Carries a trial in this process."""
+
+    def set_up(self, experiment: Experiment, trial: Trial) -> tuple[Training, Line]:
+        """The training as it is."""
+        return experiment.training(trial), {}
+
+    def writer(self, record: Path, size: int, logs: Path | None, step: int) -> LineWriter:
+        """What writes the record and, if they are asked for, TensorBoard's logs."""
+        return LineWriter(record, size) if logs is None else LoggedLineWriter(record, size, logs, step)
+
+    def save(self, state: Line, checkpoint: Path) -> None:
+        """Keep a state in one file."""
+        save_state(state, checkpoint)
+
+    def load(self, checkpoint: Path) -> Line | None:
+        """Read that file."""
+        return load_state(checkpoint) if checkpoint.exists() else None
+
+    def forget(self, checkpoint: Path) -> None:
+        """Remove it."""
+        checkpoint.unlink(missing_ok=True)
+
+
+def run_trial(
+    experiment: Experiment,
+    trial: Trial,
+    options: RunOptions,
+    notify: Notify,
+    carrier: Carrier = OneProcess(),  # noqa: B008, it has no state
+) -> None:
     """Run a trial to its end, from its last checkpoint if it is resumed; one that has ended is left alone."""
     record, checkpoint = trial_paths(trial, options.directory)
     logs = options.directory / TENSORBOARD / trial.name if options.tensorboard else None
     if options.resume and is_ended(record):
         return
     with _own_random_state(trial.seed):
-        training = experiment.training(trial)
+        training, about = carrier.set_up(experiment, trial)
+        keep = partial(carrier.save, checkpoint=checkpoint)
         clock = _Clock()
         step, size, accuracy = 0, 0, None
         with closing(Observation(training)) as observation:
-            if options.resume and checkpoint.exists():
-                step, size, accuracy = _restore(training, observation, clock, load_state(checkpoint), record, trial)
-            with _writer(record, size, logs, step) as writer:
+            if options.resume and (state := carrier.load(checkpoint)) is not None:
+                step, size, accuracy = _restore(training, observation, clock, state, record, trial)
+            with closing(carrier.writer(record, size, logs, step)) as writer:
                 if size == 0:  # there was no checkpoint
-                    writer.write(header(trial, training))
-                    _measure_start(training, observation, clock, writer, checkpoint)
-                _train(training, observation, step, accuracy, clock, writer, checkpoint, notify)
-    checkpoint.unlink(missing_ok=True)
-
-
-def _writer(record: Path, size: int, logs: Path | None, step: int) -> LineWriter:
-    return LineWriter(record, size) if logs is None else LoggedLineWriter(record, size, logs, step)
+                    writer.write(header(trial, training) | about)
+                    _measure_start(training, observation, clock, writer, keep)
+                _train(training, observation, step, accuracy, clock, writer, keep, notify)
+    carrier.forget(checkpoint)
 
 
 def trial_paths(trial: Trial, directory: Path) -> tuple[Path, Path]:
@@ -106,12 +164,10 @@ class _Clock:
             self.seconds += time.perf_counter() - start
 
 
-def _measure_start(
-    training: Training, observation: Observation, clock: _Clock, writer: LineWriter, checkpoint: Path
-) -> None:
+def _measure_start(training: Training, observation: Observation, clock: _Clock, writer: Writer, keep: Keep) -> None:
     if training.measure_at(0):
         measured = _measure(training, 0, [], clock)
-        _keep(training, observation, 0, clock, measured.get("accuracy"), writer.write(measured), checkpoint)
+        _keep(training, observation, 0, clock, measured.get("accuracy"), writer.write(measured), keep)
 
 
 def _train(
@@ -120,8 +176,8 @@ def _train(
     step: int,
     accuracy: float | None,
     clock: _Clock,
-    writer: LineWriter,
-    checkpoint: Path,
+    writer: Writer,
+    keep: Keep,
     notify: Notify,
 ) -> None:
     batches = training.batches(step)
@@ -141,7 +197,7 @@ def _train(
             measured = _measure(training, step, losses, clock) | observation.records()
             losses.clear()
             accuracy = measured.get("accuracy")
-            _keep(training, observation, step, clock, accuracy, writer.write(measured), checkpoint)
+            _keep(training, observation, step, clock, accuracy, writer.write(measured), keep)
         notify(step, training.steps, accuracy)
     if accuracy is not None and accuracy <= training.chance:
         writer.write(_end("diverged", step, clock, f"the accuracy is {accuracy:.3f}, no better than chance"))
@@ -188,7 +244,7 @@ def _keep(
     clock: _Clock,
     accuracy: float | None,
     size: int,
-    checkpoint: Path,
+    keep: Keep,
 ) -> None:
     state = {
         "step": step,
@@ -200,7 +256,7 @@ def _keep(
         "random": torch.get_rng_state(),
         "probes": observation.state(),
     }
-    save_state(state, checkpoint)
+    keep(state)
 
 
 def _restore(

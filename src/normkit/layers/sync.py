@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any
@@ -15,6 +16,7 @@ from normkit.checks import NonFinite
 from normkit.errors import DistributedError
 from normkit.functional import batch_core
 from normkit.functional.batch_core import Terms
+from normkit.layers.absent_ranks import who_was_absent
 from normkit.layers.affine_parts import Affine
 from normkit.layers.batch import BatchNorm
 from normkit.moments import Moments
@@ -91,12 +93,14 @@ class SyncBatchNorm(BatchNorm):
         return sums
 
     def _exchange(self, collective: Any, pass_: str) -> None:
+        start = time.monotonic()
         try:
             collective()
         except RuntimeError as error:
+            absent = who_was_absent(self.process_group, time.monotonic() - start)
             raise DistributedError(
                 f"{self._who()} at {_path_of(self)!r} needs all {self._ranks_sharing()} ranks in its {pass_} pass; "
-                "within the group's time-out one did not come. Every rank must run every forward and backward, if need "
+                f"within the group's time-out {absent}. Every rank must run every forward and backward, if need "
                 "be with an empty batch; ranks that stop early can be waited for with join() or kept in step by a "
                 "sampler that drops the rest."
             ) from error

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from normkit.errors import ArgumentError, MissingExtraError
-from normkit.lab.data import DataError, DataSet, FolderSet, load, load_any
+from normkit.lab.data import DataError, DataSet, FolderSet, Share, load, load_any
 from normkit.lab.data.crops import Crop
 from normkit.lab.data.image_files import read_crops
 
@@ -206,3 +206,14 @@ def test_without_pillow(stamps, monkeypatch):
 def test_what_cannot_be_is_told_at_once(photographs, call, message):
     with pytest.raises(ArgumentError, match=message):
         call(photographs)
+
+
+@pytest.mark.parametrize("ranks", [2, 6])
+def test_the_shares_of_ranks_are_the_batch(ranks, photographs):
+    """With six ranks and five images one has none."""
+    folder = FolderSet(photographs, 16, workers=2)
+    whole = list(islice(folder.train_batches(5, 7, 2), 3))
+    parts = [list(islice(folder.train_batches(5, 7, 2, Share(rank, ranks)), 3)) for rank in range(ranks)]
+    for step, (x, y) in enumerate(whole):
+        assert torch.equal(torch.cat([part[step][0] for part in parts]), x)
+        assert torch.equal(torch.cat([part[step][1] for part in parts]), y)

@@ -26,6 +26,10 @@ def test_how_far_ahead(size, workers, ahead):
     assert len(taken) == ahead
 
 
+def test_batches_of_nothing_without_end_are_handed_over():
+    assert list(islice(prefetch(lambda item: item, ([] for _ in count()), workers=4), 3)) == [[], [], []]
+
+
 def test_an_error_comes_in_its_turn():
     found = prefetch(lambda number: 1 // number, [[1], [0], [1]], workers=3)
     assert next(found) == [1]

@@ -18,6 +18,7 @@ from normkit.lab.data.image_check import check_images
 from normkit.lab.data.image_files import Header, read_crops, read_whole
 from normkit.lab.data.prefetch import prefetch
 from normkit.lab.data.randomness import generator
+from normkit.lab.data.share import WHOLE, Share
 from normkit.lab.data.types import DataError, DataSet, Images
 
 _IMAGES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
@@ -49,12 +50,15 @@ class FolderSet:
         self.classes, self.train, self.test = list_folder(self.path)
         self.shared_header = _shared(check_images([*self.train.files, *self.test.files], self.workers))
 
-    def train_batches(self, size: int, seed: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def train_batches(
+        self, size: int, seed: int, start: int = 0, share: Share = WHOLE
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Random parts of the training images, without end, as float32 (N, 3, H, W) from 0 to 1.
 
-        As with `batches`, every number is a function of the seed and the step, whatever the threads do.
+        As with `batches`, every number is a function of the seed and the step, whatever the threads do, and however
+        many ranks share the batches: only a rank's own images are read.
         """
-        return self._train(batch_indices(len(self.train.files), size, seed, start), seed, start)
+        return self._train(batch_indices(len(self.train.files), size, seed, start), seed, start, share)
 
     def test_batches(self, size: int, crops: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """All test images, once and in order: (N, 3, H, W), or (N, crops, 3, H, W) where crops is 10 or 144."""
@@ -63,17 +67,19 @@ class FolderSet:
         evaluation_crops(1, 1, crops)  # an error comes now, and not with the first batch
         return self._test(size, crops)
 
-    def _train(self, chosen: Iterator[Tensor], seed: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _train(self, chosen: Iterator[Tensor], seed: int, start: int, share: Share) -> Iterator[tuple[Tensor, Tensor]]:
         labels: list[Tensor] = []
 
         def jobs() -> Iterator[list[tuple[Path, list[float]]]]:
             for step, index in enumerate(chosen, start):
                 draws = torch.rand(len(index), DRAWS, generator=generator("crops", seed, step), dtype=torch.float64)
+                index, draws = share.of(index), share.of(draws)
                 labels.append(self.train.labels[index])
                 yield [(self.train.files[i], own) for i, own in zip(index.tolist(), draws.tolist(), strict=True)]
 
         for parts in prefetch(self._random_part, jobs(), self.workers):
-            yield to_unit_range(torch.cat(parts)), labels.pop(0)
+            none = torch.empty(0, 3, self.pixels, self.pixels, dtype=torch.uint8)
+            yield to_unit_range(torch.cat(parts) if parts else none), labels.pop(0)
 
     def _random_part(self, job: tuple[Path, list[float]]) -> Tensor:
         path, draws = job

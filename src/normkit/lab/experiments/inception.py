@@ -168,6 +168,7 @@ class Inception(Experiment):
             lambda model: {"accuracy": task.accuracy(model)},
             rate=lambda step: rate * task.decay ** (settings["decay"] * step / task.steps),
             chance=chance_level(task.classes),
+            shares=task.shares,
         )
 
     def findings(self, run: Run) -> Findings:
@@ -215,6 +216,7 @@ class Task(NamedTuple):
     steps: int  # of the plain net
     batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]
     accuracy: Callable[[nn.Module], float]
+    shares: Callable[[int, data.Share], Iterator[tuple[Tensor, Tensor]]] | None = None
 
 
 def task_of(trial: Trial) -> Task:
@@ -224,7 +226,8 @@ def task_of(trial: Trial) -> Task:
         steps = PAPERS_STEPS if trial.scale == "full" else length.steps_on_large_sets
         inputs = partial(_large_batches, found, trial.seed)
         right = partial(_accuracy_on_large, found)
-        return Task(models.bn_inception, 3, len(found.classes), PAPERS_RATE, DECAY_ON_LARGE_SETS, steps, inputs, right)
+        classes, decay = len(found.classes), DECAY_ON_LARGE_SETS
+        return Task(models.bn_inception, 3, classes, PAPERS_RATE, decay, steps, inputs, right, inputs)
     images = Classification(found, length.images)
     return Task(
         partial(models.small_inception, modules=6),
@@ -238,8 +241,10 @@ def task_of(trial: Trial) -> Task:
     )
 
 
-def _large_batches(found: data.FolderSet, seed: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-    return ((_centred(x), y) for x, y in found.train_batches(BATCH, seed, start))
+def _large_batches(
+    found: data.FolderSet, seed: int, start: int, share: data.Share = data.WHOLE
+) -> Iterator[tuple[Tensor, Tensor]]:
+    return ((_centred(x), y) for x, y in found.train_batches(BATCH, seed, start, share))
 
 
 def _accuracy_on_large(found: data.FolderSet, model: nn.Module) -> float:

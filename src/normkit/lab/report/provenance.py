@@ -13,6 +13,8 @@ STATES = ("done", "diverged", "unfinished")
 _VERSIONS = ("normkit", "torch", "python")
 _MACHINE = ("cpu", "cores", "platform", "kernels", "allocator", "huge_pages")
 
+_RANKS = ("ranks", "batch", "micro_batches", "precision")  # of trials over several processes
+
 
 class ArmFacts(NamedTuple):
     """An arm, over its seeds."""
@@ -139,6 +141,7 @@ def _environment(run: Run) -> list[tuple[str, str]]:
     environments = [trial.header.get("environment", {}) for trial in run.trials]
     found = [("commit", _joined(run, "commit"))]
     found += [(key, _values(e.get(key) for e in environments)) for key in (*_VERSIONS, *_MACHINE)]
+    found += [(key, _joined(run, key)) for key in _RANKS]
     found += [("threads", _joined(run, "threads")), ("seeds", seeds_text(sorted({t.seed for t in run.trials})))]
     return [(key.replace("_", " "), value) for key, value in found if value]
 
