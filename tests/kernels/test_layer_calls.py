@@ -21,7 +21,6 @@ STRAIGHT = [
     (lambda: nk.GroupNorm(3, 6), lambda: nn.GroupNorm(3, 6), (4, 6, 2)),
     (lambda: nk.GroupNorm(6, 6), lambda: nn.InstanceNorm1d(6, affine=True), (4, 6, 2)),
     (lambda: nk.InstanceNorm2d(6), lambda: nn.InstanceNorm2d(6), (4, 6, 2, 2)),
-    (lambda: nk.LayerNorm(6), lambda: nn.LayerNorm(6), (8, 6)),
     (lambda: nk.LayerNorm([2, 6]), lambda: nn.LayerNorm([2, 6]), (8, 2, 6)),
 ]
 
@@ -69,6 +68,31 @@ def test_small_tensors_of_other_types_keep_ours(ours, theirs, shape, training, a
         torch.testing.assert_close(layer(x), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("shape", [(8, 6), (6,), (2, 5, 6)], ids=str)
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_small_layer_norm_in_training_goes_to_torchs_operator_for_groups(shape, activation, all_small, counted):
+    layer, twin = randomize_(nk.LayerNorm(6, activation=activation)), nn.LayerNorm(6)
+    twin.load_state_dict(layer.state_dict())
+    x, dy, ddx = torch.randn(3, *shape)
+    found = []
+    for call in (layer, lambda t: twin(t) if activation is None else twin(t).relu()):
+        own = x.clone().requires_grad_()
+        y = call(own)
+        norm = layer if call is layer else twin
+        first = torch.autograd.grad(y, [own, *norm.parameters()], dy, create_graph=True)
+        found.append([y, *first, *torch.autograd.grad(first[0], [own, norm.weight], ddx)])
+    assert counted.calls == 0
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_small_layer_norm_whose_parameters_alone_are_trained_keeps_ours(all_small, counted):
+    layer, x = nk.LayerNorm(6), torch.randn(8, 6)
+    layer(x).sum().backward()  # torch's operator for groups would end the process here
+    assert counted.calls > 0
+    torch.testing.assert_close(layer.bias.grad, torch.full((6,), 8.0))
+
+
 def test_small_tensors_are_refused_with_our_words(all_small):
     for layer, x, error in [
         (nk.BatchNorm1d(6), torch.randn(1, 6), "more than 1 value per channel"),
@@ -96,7 +120,8 @@ def test_small_tensors_under_autocast_and_in_a_repeated_forward(all_small):
         (nk.BatchNorm1d(64, activation="relu"), torch.randn(32, 64)),
         (nk.BatchNorm1d(64), torch.randn(32, 64)),
         (nk.BatchNorm1d(64), torch.randn(600, 64)),
-        (nk.LayerNorm(64), torch.randn(32, 64)),
+        (nk.LayerNorm(64), torch.randn(33, 64, requires_grad=True)),
+        (nk.LayerNorm(64), torch.randn(2, 2, 4, 64, requires_grad=True)),
         (nk.RMSNorm(64), torch.randn(32, 64)),
         (nk.GroupNorm(8, 64), torch.randn(32, 64, 8, 8).to(memory_format=torch.channels_last)),
         (nk.GroupNorm(8, 64), torch.randn(300, 64)),
@@ -166,6 +191,7 @@ def test_a_traced_small_call_asks_nothing_of_its_sizes(as_shipped):
         (lambda: nk.GroupNorm(8, 64), (33, 64, 5, 5)),
         (lambda: nk.GroupNorm(8, 64, activation="silu"), (33, 64, 21, 20)),
         (lambda: nk.InstanceNorm2d(64, affine=True), (3, 64, 4, 5)),
+        (lambda: nk.LayerNorm(64), (32, 64)),
         (lambda: nk.LayerNorm(64), (601, 64)),
         (lambda: nk.LayerNorm(600), (1001, 600)),
         (lambda: nk.RMSNorm(64), (601, 64)),
@@ -198,6 +224,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(build, shape, as_shipped):
         (nk.BatchNorm2d(64, activation="relu"), torch.randn(1, 64, 5, 5)),
         (nk.BatchNorm2d(64).eval(), torch.randn(1, 64, 7, 7)),
         (nk.GroupNorm(8, 64), torch.randn(32, 64, 8, 8)),
+        (nk.LayerNorm(64), torch.randn(32, 64, requires_grad=True)),
         (nk.LayerNorm(64).eval().requires_grad_(False), torch.randn(64, 64).t()),
         (nk.LayerNorm(768).requires_grad_(False), torch.randn(1024, 768)),
         (nk.LayerNorm(256).requires_grad_(False), torch.randn(5000, 256)),

@@ -25,6 +25,7 @@ SMALL = {
     "groups": 1 << 20,
     "groups, cut off": 1 << 18,  # by ReLU, which costs our loops nothing
     "last": 1 << 20,
+    "last, trained": 1 << 11,  # by the operator for groups: see `straight.layer_norm_as_groups`
     "of examples": 1 << 14,  # with parameters of each example, which take torch a pass of their own
     "line": 512,  # of the values that share statistics, whatever their number in all
 }
@@ -62,8 +63,9 @@ def layer_norm(
 ) -> Tensor | None:
     """A layer norm's call.
 
-    Torch sums the parameters' gradients in an order that depends on its threads; ours does not, and has them. A forward
-    without a gradient in training is one of ours, too: activation checkpointing will repeat it with one.
+    Torch's operator sums the parameters' gradients in an order that depends on its threads. The loops do not, and have
+    them, but for so few values that torch's operator for groups, which does not either, is the faster. A forward
+    without a gradient in training goes the same way: activation checkpointing will repeat it with one.
     """
     is_trained = (training or torch.is_grad_enabled()) and (
         (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
@@ -75,6 +77,10 @@ def layer_norm(
     if _goes_straight(x, is_small and not is_trained):
         straight_call = straight.layer_norm_of_examples if is_of_examples else straight.layer_norm_call
         y = straight_call(x, weight, bias, normalized, eps, activation)
+        if y is not None:
+            return y
+    elif is_trained and _goes_straight(x, x.numel() <= SMALL["last, trained"]):
+        y = straight.layer_norm_as_groups(x, weight, bias, normalized, eps, activation)
         if y is not None:
             return y
     plan = _plan_of_layer(plans.of_last, x, weight, bias, normalized, eps, activation)

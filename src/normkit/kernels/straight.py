@@ -108,6 +108,33 @@ def layer_norm_call(
     return z if activation is None else finish(z, None, activation)
 
 
+def layer_norm_as_groups(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    normalized: tuple[int, ...],
+    eps: float,
+    activation: str | None,
+) -> Tensor | None:
+    """The same, each line as an example that is one group: the parameters' gradients are summed one line after another.
+
+    Of four dimensions the operator would take some for channels_last; and a backward of the parameters alone ends the
+    process (torch 2.13).
+    """
+    if weight is None or bias is None or not (weight.shape == bias.shape == normalized == x.shape[-1:]):
+        return None
+    if x.dim() > 3 or x.numel() == 0 or not x.is_contiguous() or not _is_direct(x, weight, bias):
+        return None
+    if torch.is_grad_enabled() and not x.requires_grad:
+        return None
+    channels = normalized[0]
+    try:
+        z = torch.native_group_norm(x, weight, bias, x.numel() // channels, channels, 1, 1, eps)[0]
+    except RuntimeError:
+        return None
+    return z if activation is None else finish(z, None, activation)
+
+
 def layer_norm_of_examples(
     x: Tensor,
     weight: Tensor | None,
