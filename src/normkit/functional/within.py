@@ -20,7 +20,7 @@ from normkit.functional.batch_core import (
     write_,
 )
 from normkit.functional.by_example import OfExamples
-from normkit.kernels import by_example, select
+from normkit.kernels import by_example, maps, select
 from normkit.kernels.reference import Recipe, working_dtype
 from normkit.moments import Moments, ema, unbiased_var
 
@@ -205,7 +205,7 @@ def normalize_channels(
         nothing = Recipe((), eps, activation, centred, (1, channels, 1, 1))
         return normalize_nothing(x, nothing, weight, bias, residual)
     recipe = Recipe((1,), eps, activation, centred)
-    return select.normalized_channels(x, recipe, weight=weight, bias=bias, residual=residual)
+    return maps.normalized_channels(x, recipe, weight=weight, bias=bias, residual=residual)
 
 
 def normalize_groups(

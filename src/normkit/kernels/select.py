@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from normkit.errors import ArgumentError, BackendError
-from normkit.kernels import autograd, core, fused, gate, masked, mixed, moving, native, plans, reference, squash
+from normkit.kernels import autograd, core, fused, gate, masked, mixed, moving, native, plans, reference
 from normkit.kernels.mixed import Mix, Mixed
 from normkit.kernels.plans import Plan
 from normkit.kernels.reference import Recipe
@@ -66,12 +66,13 @@ def leave_to_reference(what: object) -> None:
     """Let the reference compute `what`, which it alone can; raise if another backend was asked for by name."""
     asked = requested()
     if asked == "native":
-        _refuse(f"there are none for {what}")
+        refuse_loops(f"there are none for {what}")
     if asked == "torch":
         _refuse_torch(what)
 
 
-def _refuse(why: str) -> None:
+def refuse_loops(why: str) -> None:
+    """Raise: the loops were asked for by name, and cannot run."""
     raise BackendError(f'The C++ loops were asked for and cannot run: {why}. Ask for backend "auto".')
 
 
@@ -100,7 +101,7 @@ def moments(x: Tensor, over: tuple[int, ...], mask: Tensor | None = None, centre
     """Return the moments of x over the dimensions `over`, without them."""
     needs_grad = torch.is_grad_enabled() and x.requires_grad
     if needs_grad and requested() == "native":
-        _refuse("there are none for moments with a gradient")
+        refuse_loops("there are none for moments with a gradient")
     if not needs_grad and (plan := plan_for(x, Recipe(over, 0.0, None, centred), mask=mask)) is not None:
         return native.moments(x, plan, mask)
     is_differentiated = mask is not None and (needs_grad or is_transformed_or_dual())
@@ -161,49 +162,6 @@ def normalized(
     return normalize(x, recipe, weight=weight, bias=bias, residual=residual)[0]
 
 
-def normalized_channels(
-    x: Tensor,
-    recipe: Recipe,
-    *,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-) -> Tensor:
-    """As `normalized`, of the channels at each position of x, (N, C, ...), which lie side by side or positions do.
-
-    Channels side by side are the rows of a norm over the last dimension. Positions side by side have their statistics
-    in the loops as a batch in chunks has its: an example is a chunk, of as many rows as it has channels. Gamma and
-    beta, one for each such row, then take a second pass, which is a batch norm's evaluation with mean 0 and variance 1:
-    reading two tensors and writing two, where rows made by a copy and copied back would be three of each.
-    """
-    flat, beside = x.flatten(2), None if residual is None else residual.flatten(2)
-    bare = recipe._replace(activation=None)
-    if x.movedim(1, -1).is_contiguous() or not _runs_in_loops(flat, bare):
-        rows = recipe._replace(over=(x.dim() - 1,))
-        moved = None if residual is None else residual.movedim(1, -1)
-        return normalized(x.movedim(1, -1), rows, weight=weight, bias=bias, residual=moved).movedim(x.dim() - 1, 1)
-    if weight is None and bias is None and _runs_in_loops(flat, recipe, beside):
-        y = normalize(flat, recipe, residual=beside)[0]
-    else:
-        y = restored(normalize(flat, bare)[0], recipe.activation, weight, bias, beside)
-    return cast(Tensor, y.unflatten(2, x.shape[2:]))
-
-
-def _runs_in_loops(x: Tensor, recipe: Recipe, residual: Tensor | None = None) -> bool:
-    """Whether the loops compute a call, now or when the graph that is being recorded runs."""
-    return plan_for(x, recipe, residual=residual) is not None or stays_whole(x, recipe, None, None, residual)
-
-
-def restored(
-    x: Tensor, activation: str | None, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
-) -> Tensor:
-    """Return activation(x * weight + bias + residual), with one weight and bias per channel of x, (N, C, ...)."""
-    channels, rank = x.shape[1], x.dim()
-    neutral = Moments(x.new_zeros(channels, dtype=torch.float32), x.new_ones(channels, dtype=torch.float32), 0)
-    recipe = Recipe((0, *range(2, rank)), 0.0, activation, True, (1, channels, *(1,) * (rank - 2)))
-    return normalize_stored(x, recipe, neutral, weight, bias, residual)
-
-
 def normalize_stored(
     x: Tensor,
     recipe: Recipe,
@@ -215,7 +173,7 @@ def normalize_stored(
     """Normalize x with statistics that are already known."""
     if torch.is_grad_enabled() and (stored.mean.requires_grad or stored.var.requires_grad):
         if requested() == "native":
-            _refuse("there are none for stored statistics with a gradient")
+            refuse_loops("there are none for stored statistics with a gradient")
     elif (plan := plan_for(x, recipe, weight, bias, residual)) is not None:
         return autograd.normalize_stored(x, stored, weight, bias, residual, plan)
     elif stays_whole(x, recipe, weight, bias, residual):
@@ -224,73 +182,6 @@ def normalize_stored(
     if takes_torch():
         return fused.normalize_stored(x, recipe, stored, weight, bias, residual)
     return reference.normalize_stored(x, recipe, stored, weight, bias, residual)
-
-
-def squashed(
-    x: Tensor,
-    function: squash.Function,
-    alpha: Tensor,
-    shift: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    activation: str | None,
-    residual: Tensor | None,
-    channels_last: bool,
-) -> Tensor:
-    """Return activation(function(alpha * x + shift) * weight + bias + residual), of x (..., C) or (N, C, ...).
-
-    The loops take two passes, forward and backward, each as a batch norm's evaluation: with alpha for the weight and
-    tanh for the activation, and with gamma and beta. They have no error function; what follows it they compute where
-    no half precision would be rounded in between. What is compiled or exported is made of operators, which compilers
-    fuse to one pass.
-    """
-    recorded = torch.compiler.is_compiling() or is_exporting()
-    if requested() == "native" and (recorded or function == "erf"):
-        _refuse("there are none for compiled code here" if recorded else "there are none for the error function")
-    if not recorded and (x.is_contiguous() or not channels_last or requested() == "native"):
-        rows, beside = (_as_rows(t, weight) if channels_last else t for t in (x, residual))
-        y = _squashed_by_loops(rows, function, alpha, shift, weight.flatten(), bias.flatten(), activation, beside)
-        if y is not None:
-            return y.view(x.shape) if channels_last else y
-    wide = reference.working_dtype(x) if requested() == "reference" else masked.statistics_dtype(x)
-    shape = weight.shape if channels_last else (1, -1, *(1,) * (x.dim() - 2))
-    y = squash.by_operators(x, function, alpha, shift, wide) * weight.to(wide).reshape(shape)
-    return reference.finish(y, bias.to(wide).reshape(shape), residual, activation).to(x.dtype)
-
-
-def _as_rows(t: Tensor | None, weight: Tensor) -> Tensor | None:
-    return None if t is None else t.reshape(-1, weight.numel())
-
-
-def _squashed_by_loops(
-    x: Any,
-    function: squash.Function,
-    alpha: Tensor,
-    shift: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    activation: str | None,
-    residual: Tensor | None,
-) -> Tensor | None:
-    """As `squashed`, of x (N, C, ...); None if the loops cannot."""
-    if not _restores_in_loops(x, activation, weight, bias, residual):
-        return None
-    if function == "tanh" and _restores_in_loops(x, "tanh", weight):
-        # In no less than float32, or the sum over the channels of what is alpha's gradient would be rounded.
-        own = alpha.to(torch.promote_types(alpha.dtype, torch.float32)).expand(x.shape[1])
-        y = restored(x, "tanh", own, None)
-    elif masked.statistics_dtype(x) is x.dtype:
-        y = squash.by_operators(x, function, alpha, shift, x.dtype)
-    else:
-        return None
-    return restored(y, activation, weight, bias, residual)
-
-
-def _restores_in_loops(
-    x: Tensor, activation: str | None, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
-) -> bool:
-    over, parameters = (0, *range(2, x.dim())), (1, x.shape[1], *(1,) * (x.dim() - 2))
-    return plan_for(x, Recipe(over, 0.0, activation, True, parameters), weight, bias, residual) is not None
 
 
 def normalize_mixed(
@@ -311,7 +202,7 @@ def normalize_mixed(
     if plan is not None:
         return mixed.by_loops(x, weight, bias, residual, mask, plan, mix, parameters)
     if requested() == "native":
-        _refuse("there are none for compiled code here")
+        refuse_loops("there are none for compiled code here")
     why_not = None if mask is None and recipe.centred else "these statistics with a mask or about zero"
     if not _is_better_by_reference(x) and takes_torch(why_not):
         own = fused.moments(x, recipe.over)
@@ -386,7 +277,7 @@ def gated(x: Tensor, terms: gate.Terms) -> tuple[Tensor, Moments]:
     if plan is not None and gate.takes(x):
         return gate.by_loops(x, terms, plan)
     if requested() == "native":
-        _refuse(f"there are none for {x.dtype}" if plan is not None else "there are none for compiled code here")
+        refuse_loops(f"there are none for {x.dtype}" if plan is not None else "there are none for compiled code here")
     if not _is_better_by_reference(x) and takes_torch():
         wide = x.to(masked.statistics_dtype(x))
         if recipe.centred:
@@ -503,7 +394,7 @@ def plan_for(
     if not isinstance(found, str):
         return found
     if asked == "native" and not stays_whole(x, recipe, weight, bias, residual, mask):
-        _refuse(found)
+        refuse_loops(found)
     return None
 
 

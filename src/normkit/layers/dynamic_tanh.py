@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normkit import checks
 from normkit.activations import LEAKY_SLOPE, ActivationLike
 from normkit.errors import ArgumentError
-from normkit.kernels import select
+from normkit.kernels import squash
 from normkit.kernels.squash import Function
 from normkit.layers.norm_layer import NormLayer
 
@@ -69,7 +69,7 @@ class Squashed(NormLayer):
             checks.batch_input(input, who, shape, (max(2, input.dim()),))
         checks.same_shape(residual, input, who)
         terms = self._function, self.alpha, self._shift(), self.weight, self.bias, self._fused
-        return select.squashed(input, *terms, residual, self.channels_last)
+        return squash.squashed(input, *terms, residual, self.channels_last)
 
     def extra_repr(self) -> str:
         """The shape, where the channels are, the first values, and the activation."""
