@@ -106,10 +106,10 @@ template <class V, class S, class How> Coefficients<V> load(const ColumnCoeffici
   return {V::load(k.mean + i, how), V::load(k.unit + i, how),  V::load(k.offset + i, how), V::load(k.scale + i, how),
           V::load(k.bias + i, how), V::load(k.slope + i, how), V::load(k.level + i, how)};
 }
-// K rows or lines are read together, and those after them next, if they are not too long to be waited for.
-template <int K, class T> int64_t ahead_of(int64_t stride) {
+// So many values are read together, and those after them next, if they are not too many to be waited for.
+template <class T> int64_t ahead_of(int64_t values) {
   constexpr int64_t most = 32 * 1024;
-  const int64_t bytes = K * stride * int64_t(sizeof(T));
+  const int64_t bytes = values * int64_t(sizeof(T));
   return bytes <= most ? std::max(bytes, kAhead) : kAhead;
 }
 
@@ -287,7 +287,7 @@ template <class T, Form A, bool R, bool I> struct RunLoops {
                                    Activation kind, bool stream) {
     knowing<A>(kind, [&](auto known) {
       across_runs(y, runs, n, k, stream, [&](int64_t i, auto how, bool streamed, const Coefficients<V>& c) {
-        ask_ahead(x + i);
+        ask_ahead<Cache::first>(x + i);
         put(F::forward(x + i, r + (R ? i : 0), c, how, known), y + i, how, streamed);
       });
     });
@@ -370,7 +370,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
     knowing<A>(kind, [&](auto known) {
       for (int64_t row = 0; row < rows; ++row, x += stride, r += R ? stride : 0, y += stride) {
         across<V>(n, [&](int64_t j, auto how) {
-          ask_ahead(x + j, ahead);
+          ask_ahead<Cache::first>(x + j, ahead);
           put(F::forward(x + j, r + (R ? j : 0), load<V>(k, j, how), how, known), y + j, how, stream);
         });
       }
@@ -380,7 +380,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
   template <int K>
   NK_FLAT static void sum_rows(Backward<T> m, int64_t stride, int64_t n, ColumnCoefficients<S> k, Activation kind,
                                S* first, S* second, T* kept) {
-    const int64_t ahead = ahead_of<K, T>(stride);
+    const int64_t ahead = ahead_of<T>(K * stride);
     knowing<A>(kind, [&](auto known) {
       across<V>(n, [&](int64_t j, auto how) {
         const auto c = load<V>(k, j, how);
@@ -416,7 +416,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
 
   // ---- lines: K of one group, each with its own statistics. What a column needs is loaded once for all of them. All are
   // read before any is written: lines may lie a page apart, and a load then waits for a store to what seems its place.
-  // Each loop asks for a part of what the lines after these will need, so that memory is never idle.
+  // Each loop asks for a part of what the lines `ahead` bytes after these will need, so that memory is never idle.
 
   // Of K lines, as single numbers: of vectors in an array the compiler would make copies in memory, for every column.
   template <int K> struct LineStatistics {
@@ -434,15 +434,15 @@ template <class T, Form A, bool R, bool I> struct Loops {
 
   template <int K>
   NK_FLAT static void forward_lines(const T* x, const T* r, T* y, int64_t stride, int64_t n,
-                                    const LineCoefficients<S>* k, LineParameters<P> p, Activation kind, bool stream) {
+                                    const LineCoefficients<S>* k, LineParameters<P> p, Activation kind, int64_t ahead,
+                                    bool stream) {
     const LineStatistics<K> statistics(k);
-    const int64_t ahead = ahead_of<K, T>(stride);
     across<V>(n, [&](int64_t j, auto how) {
       const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
       V out[K];
       for (int line = 0; line < K; ++line) {
         const int64_t i = line * stride + j;
-        ask_ahead(x + i, ahead);
+        ask_ahead<Cache::first>(x + i, ahead);
         out[line] = F::forward(x + i, r + (R ? i : 0), statistics.of(line, weight, bias), how, kind);
       }
       for (int line = 0; line < K; ++line) put(out[line], y + line * stride + j, how, stream);
@@ -452,9 +452,8 @@ template <class T, Form A, bool R, bool I> struct Loops {
   // Sums of the gradient times the weight, and of that times the normalized value, of at most kFlush vectors.
   template <int K>
   NK_FLAT static void sum_lines(Backward<T> m, int64_t stride, int64_t n, const LineCoefficients<S>* k,
-                                LineParameters<P> p, Activation kind, Pending<V>* sums, T* kept) {
+                                LineParameters<P> p, Activation kind, int64_t ahead, Pending<V>* sums, T* kept) {
     const LineStatistics<K> statistics(k);
-    const int64_t ahead = ahead_of<K, T>(stride);
     // Of sums: an addition takes longer than the next one waits. As many for one line as for two, so that it does not
     // matter to a long line whether another one is beside it.
     constexpr int chains = K > 2 ? 1 : 2;
@@ -488,10 +487,9 @@ template <class T, Form A, bool R, bool I> struct Loops {
   // Adds to the parameters' gradients too, where they are wanted.
   template <int K>
   NK_FLAT static void backward_lines(Backward<T> m, T* to, T* dr, int64_t stride, int64_t n,
-                                     const LineCoefficients<S>* k, LineParameters<P> p, Activation kind, bool through,
-                                     S* dweight, S* dbias, bool stream) {
+                                     const LineCoefficients<S>* k, LineParameters<P> p, Activation kind, int64_t ahead,
+                                     bool through, S* dweight, S* dbias, bool stream) {
     const LineStatistics<K> statistics(k);
-    const int64_t ahead = ahead_of<K, T>(stride);
     across<V>(n, [&](int64_t j, auto how) {
       const V weight = load_or(p.weight, j, how, 1), bias = load_or(p.bias, j, how, 0);
       V sum_gx = dweight ? V::load(dweight + j, how) : V::all(0), sum_g = dweight ? V::load(dbias + j, how) : V::all(0);

@@ -490,11 +490,14 @@ template <class V, class T> int64_t unaligned(const T* p) {
 template <class V, class T> void put(V v, T* p, Whole, bool stream) { if (stream) v.stream(p); else v.store(p); }
 template <class V, class T> void put(V v, T* p, Part part, bool) { v.store(p, part); }
 
-// Hardware prefetching stops at the end of a page, unless it is asked for memory a little ahead.
+// Hardware prefetching stops at the end of a page, unless it is asked for memory a little ahead. A loop that reads one
+// tensor and writes another asks for the first cache; one that reads two, or what will be read again, for the second: what
+// it is working on fills the first.
 constexpr int64_t kAhead = 1536;  // bytes
-template <class T> void ask_ahead(const T* p, int64_t ahead = kAhead) {
+enum class Cache { first, second };
+template <Cache C = Cache::second, class T> void ask_ahead(const T* p, int64_t ahead = kAhead) {
 #if defined(__GNUC__)
-  __builtin_prefetch(reinterpret_cast<const char*>(p) + ahead);
+  __builtin_prefetch(reinterpret_cast<const char*>(p) + ahead, 0, C == Cache::first ? 3 : 2);
 #else
   (void)p, (void)ahead;
 #endif

@@ -65,6 +65,7 @@ template <class T> struct Lines {
     while (found > 1 && found * width * int64_t(sizeof(T)) > kStepBytes) found /= 2;
     return is_short ? std::max<int64_t>(found, kTogether) : found;
   }
+  int64_t ahead = ahead_of<T>(step * width);  // the lines of the next step
   int64_t height = std::min(
       sharing, std::max({int64_t(kTogether), kTaskValues / width, ceil_div(job.populations, kMostTasks)}));
   int64_t tasks_of_set = ceil_div(sharing, height), tasks = job.sets * tasks_of_set;
@@ -164,7 +165,7 @@ template <class T> struct Lines {
       together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients<S>* k) {
         const int64_t i = at(p, g);
         inner.template of_lines<K>().forward(own + at(p - p0, g), from(residual, i), y + i, width, length, k,
-                                             parameters_of(p, g * length), job.activation, stream(y));
+                                             parameters_of(p, g * length), job.activation, ahead, stream(y));
       });
     }
   }
@@ -201,7 +202,7 @@ template <class T> struct Lines {
           for (auto& one : some) one.flush();
           const int64_t i = at(p, g) + first;
           inner.template of_lines<K>().sum(read.at(i), width, std::min(kPiece, length - first), own,
-                                           parameters_of(p, g * length + first), job.activation, some,
+                                           parameters_of(p, g * length + first), job.activation, ahead, some,
                                            kept ? dx + i : nullptr);
         }
         for (int i = 0; i < K; ++i) known.sums[(p - p0 + i) * groups + g] = some[i];
@@ -223,7 +224,7 @@ template <class T> struct Lines {
     together(p0, p1, g, k, [&]<int K>(int64_t p, const LineCoefficients<S>* own) {
       const int64_t i = at(p, g) + c0;
       spreading.template of_lines<K>().backward(summed.at(i), dx + i, from(dr, i), width, c1 - c0, own,
-                                                parameters_of(p, g * length + c0), job.activation, !job.stored, dweight,
+                                                parameters_of(p, g * length + c0), job.activation, ahead, !job.stored, dweight,
                                                 dbias, !job.dx_beside && stream(dx) && c0 % V::width == 0);
       if (!job.dx_beside) return;
       for (int64_t line = i; line < i + K * width; line += width) {  // just written, and still in the cache

@@ -208,7 +208,7 @@ template <class T> struct Rows {
   void add_values(const Block& b, const S* about, ColumnSums& sums) const {
     constexpr int K = 2 * kTogether;
     by_piece(b, [&](int64_t r, int64_t last, int64_t column, int64_t n) {
-      const int64_t c = column - b.c0, ahead = ahead_of<K, T>(width);
+      const int64_t c = column - b.c0, ahead = ahead_of<T>(K * width);
       const T* rows[K];
       int waiting = 0;
       for (; r < last; ++r) {
