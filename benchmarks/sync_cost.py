@@ -372,8 +372,8 @@ def notes(limit, group, networks):
         f"Assumed for compute, three forward passes' worth: {ACCELERATOR.operations / 1e12:g} teraflops per second in "
         f"products, and {ACCELERATOR.memory / 1e12:g} TB/s of memory for activations in bfloat16; for each layer, the "
         f"longer of the two. {name} then trains on {1 / network[1]:,.0f} images per second and accelerator.",
-        "What is left between measured and predicted overhead is in neither part, such as the wait of processes for the "
-        "slowest of them at every layer; four of them share the cores of this machine.",
+        "What is left between measured and predicted overhead is in neither part, such as the wait of processes for "
+        "the slowest of them at every layer; four of them share the cores of this machine.",
         f"GroupNorm made a step {percent(group)} longer here, at most. Synchronizing is taken to be worth "
         f"{percent(limit)}: {percent(BUDGET)} of a step, or what a group norm adds, if that is more. Of the small "
         f"batches above it is worth it in {by_network}.",
