@@ -18,7 +18,7 @@ ORDER = [
     ["checks"],
     ["functional"],
     ["layers"],
-    ["environment", "snapshot", "batches", "hooks", "frameworks"],
+    ["environment", "snapshot", "batches", "hooks", "frameworks", "ranks"],
     ["spec"],
     ["figures"],
     ["surgery"],

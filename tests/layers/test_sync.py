@@ -1,5 +1,6 @@
 """SyncBatchNorm on real processes: one batch in parts equals one batch whole, with one collective each way."""
 
+import re
 import time
 from datetime import timedelta
 
@@ -157,6 +158,25 @@ def miss_a_rank(rank, world):
         time.sleep(7)  # never comes
 
 
+def hold_other_layers(rank, world):
+    """The rank that comes last finds it out; the other one has gone on, and is told who did not come."""
+    distributed.barrier()
+    group = distributed.new_group(timeout=timedelta(seconds=4))
+    same = nk.SyncBatchNorm(CHANNELS, process_group=group)
+    for _ in range(2):  # compared once
+        same(torch.randn(3, CHANNELS))
+    other = nk.SyncBatchNorm(CHANNELS + rank, process_group=group)
+    words = (
+        r"SyncBatchNorm\(\d\) is number 2 of the synchronized layers that rank \d runs; on rank \d that is "
+        r"SyncBatchNorm\(\d\)\. All ranks need the same model"
+    )
+    with pytest.raises(nk.DistributedError, match=rf"{words}|rank \d did not come|connection") as raised:
+        other(torch.randn(3, CHANNELS + rank))
+    found = [None] * world
+    distributed.all_gather_object(found, str(raised.value))
+    assert any(re.search(words, one) for one in found)
+
+
 def everything(rank, world):
     compare_with_whole_batch(rank, world)
     share_without_options(rank, world)
@@ -170,6 +190,11 @@ def everything(rank, world):
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.deep)])
 def test_parts_equal_the_whole(world, tmp_path):
     run_ranks(everything, world, tmp_path)
+
+
+@pytest.mark.deep
+def test_other_channels_on_a_rank_are_an_error_and_not_the_end_of_the_process(tmp_path):
+    run_ranks(hold_other_layers, 2, tmp_path)
 
 
 @pytest.mark.deep

@@ -16,6 +16,7 @@ from normkit.doctor.diagnosis import Diagnosis, Patient, by_cost
 from normkit.doctor.evidence import Evidence
 from normkit.doctor.evidence.gather import gather
 from normkit.doctor.evidence.measure import LossFunction
+from normkit.doctor.evidence.over_ranks import EXAMINE, merged_findings
 from normkit.doctor.evidence.runs import Runs
 from normkit.doctor.evidence.source import same_position
 from normkit.doctor.evidence.switches import same_switches
@@ -25,6 +26,7 @@ from normkit.doctor.rules.training_mode_export import is_graph
 from normkit.errors import ArgumentError
 from normkit.finding import Finding
 from normkit.named_layers import display_name
+from normkit.ranks import must_be_one_model, together
 from normkit.snapshot import untouched
 from normkit.surgery.norms import norms
 
@@ -43,8 +45,10 @@ def examine(
 
     The model runs on up to 16 of the batches, in training, evaluation and recalibrated mode. It is left exactly as it
     was found, also when its forward raises: parameters, buffers, modes, hooks, attributes, gradients, the optimizer,
-    torch's switches, the random states of torch, numpy and Python, and the position of the loader. Under a process
-    group, call it on every rank.
+    torch's switches, the random states of torch, numpy and Python, and the position of the loader.
+
+    Under a process group, call it on every rank, each with its own batches. Statistics are merged over ranks with their
+    counts, measures are averaged, and all ranks have the same findings; what is found on some of them says on which.
 
     Args:
         model: any model with norm layers, in the mode that it is used in; also a traced module or
@@ -59,7 +63,8 @@ def examine(
         ignore: those not to check.
     """
     rules = [rule for rule in chosen(select, ignore) if rule.examine is not None]
-    _check(model, loss, optimizer, forward)
+    together(lambda: _check(model, loss, optimizer, forward), EXAMINE)
+    must_be_one_model(model, EXAMINE)
     begun = time.perf_counter()
     if is_graph(model) and not norms(model):
         evidence = Evidence(model, [], {}, {}, Runs(model, [], forward))
@@ -69,6 +74,7 @@ def examine(
             evidence = gather(model, batches, loss, optimizer, forward)
             _must_have_norms(evidence)
             findings = [finding for rule in rules for finding in _checked(rule, evidence)]
+    findings = merged_findings(findings, EXAMINE)
     plain = evidence.plain() | {"seconds": time.perf_counter() - begun}
     return Diagnosis(by_cost(findings), plain, Patient(model, evidence.runs.batches, loss, forward))
 

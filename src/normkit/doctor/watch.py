@@ -8,10 +8,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from normkit.doctor import watch_checks  # noqa: F401  # importing it adds them to the rules
-from normkit.doctor.ledger import Ledger
+from normkit.doctor.ledger import WATCH, Ledger
 from normkit.doctor.rule import chosen
 from normkit.errors import ArgumentError
 from normkit.frameworks import unwrapped_optimizer
+from normkit.ranks import must_be_one_model
 
 
 def watch(
@@ -20,6 +21,7 @@ def watch(
     *,
     select: str | Iterable[str] | None = None,
     ignore: str | Iterable[str] | None = None,
+    over_ranks: bool = False,
 ) -> Ledger:
     """Keep a ledger of a training loop: who wrote which statistics, when and how often. The run is not changed.
 
@@ -31,6 +33,9 @@ def watch(
         optimizer: a step ends with its `step()`; without it, call `ledger.step()` at the end of each.
         select: codes, beginnings of codes or names of the rules to go by; without it, all.
         ignore: those to leave out.
+        over_ranks: every rank of the process group watches its copy of the model. When all have closed their ledgers,
+            each has the findings of all, and what only some of them found says on which ranks. Without it nothing is
+            exchanged, and one rank may watch alone.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"watch needs a torch.nn.Module; got a {type(model).__name__}.")
@@ -40,4 +45,6 @@ def watch(
             f"watch needs a torch.optim.Optimizer, whose steps it counts; got a {type(optimizer).__name__}. Without "
             "one, call ledger.step() at the end of each step."
         )
-    return Ledger(model, found, chosen(select, ignore))
+    if over_ranks:
+        must_be_one_model(model, WATCH)
+    return Ledger(model, found, chosen(select, ignore), over_ranks)

@@ -19,6 +19,7 @@ from normkit.functional.batch_core import Terms
 from normkit.layers.absent_ranks import who_was_absent
 from normkit.layers.affine_parts import Affine
 from normkit.layers.batch import BatchNorm
+from normkit.layers.shared_layers import must_be_shared
 from normkit.moments import Moments
 
 
@@ -80,6 +81,8 @@ class SyncBatchNorm(BatchNorm):
     def _gather(self, own: Moments) -> Moments:
         """One collective of 2C + 1 numbers, and the merge that everything goes through."""
         channels, shape = own.mean.numel(), own.mean.shape
+        if not torch.compiler.is_compiling():
+            must_be_shared(self, self._who(), self.process_group)
         count = torch.as_tensor(own.count, device=own.mean.device).flatten()[:1]
         packed = torch.cat([own.mean.flatten(), own.var.flatten(), count.to(own.mean.dtype)])
         every = [torch.empty_like(packed) for _ in range(self._ranks_sharing())]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from normkit.batches import in_evaluation
 from normkit.doctor.evidence.measure import Measure
+from normkit.doctor.evidence.over_ranks import mean_of
 from normkit.doctor.evidence.runs import Runs
 from normkit.moments import Moments
 from normkit.surgery.norms import Norm
@@ -69,7 +70,7 @@ class Attribution:
         key = frozenset(names)
         if key not in self._known:
             with exchanged([norm for norm in self._norms if norm.name in key], self._population):
-                self._known[key] = mean_reading(self._runs, self._measure, self._which)
+                self._known[key] = mean_of(mean_reading(self._runs, self._measure, self._which))
         return self._known[key]
 
     def parts(self, order: Sequence[str], base: frozenset[str]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from normkit.doctor.evidence.runs import Refusal, Runs, in_training
 from normkit.doctor.evidence.statistics import LayerStatistics
 from normkit.doctor.evidence.wiring import dropout_before_norms, weights_before
 from normkit.moments import Moments
+from normkit.ranks import world_size
 from normkit.surgery.fold.dataflow import Flow, record
 from normkit.surgery.norms import Norm
 
@@ -147,6 +148,7 @@ class Evidence:
             "unknown": {name: type(layer).__name__ for name, layer in self.unknown.items()},
             "training_error": self.training_error,
             "batches": self.batches,
+            "ranks": world_size(),
         }
 
     def _layer(self, norm: Norm) -> dict[str, Any]:

@@ -13,9 +13,21 @@ from normkit.doctor.evidence.attribution import attribute, exchanged
 from normkit.doctor.evidence.evidence import Evidence
 from normkit.doctor.evidence.measure import Distance, Gap, Loss, LossFunction, kept_outputs
 from normkit.doctor.evidence.observer import Observer, stores_batch_moments, training_moments
+from normkit.doctor.evidence.over_ranks import (
+    EXAMINE,
+    alone,
+    as_many_on_all,
+    is_silent,
+    largest_of,
+    mean_gap,
+    share_statistics,
+    share_training,
+    without_gradient_exchange,
+)
 from normkit.doctor.evidence.runs import Refusal, Runs, in_training
 from normkit.doctor.evidence.source import smallest_batch, taken
 from normkit.moments import Moments
+from normkit.ranks import together
 from normkit.snapshot import untouched
 from normkit.surgery.norms import Survey, survey
 from normkit.surgery.statistics.collect import own_statistics_back
@@ -29,20 +41,32 @@ def gather(
     forward: Forward | None = None,
 ) -> Evidence:
     """Run the model on a few batches in each mode, and keep what rules read. The caller restores the model."""
+    first = as_many_on_all(together(lambda: taken(batches), EXAMINE))
     found = survey(model)
-    runs = Runs(model, taken(batches), forward)
+    runs = Runs(model, first, forward)
     own_loss = None if loss is None else Loss(loss, model, runs.batches)
     evaluation, training, recalibrated = _Readings(own_loss), _Readings(own_loss), _Readings(own_loss)
-    with in_evaluation(model):  # first, and the model as it is: what fails here fails for the user too
-        runs(evaluation)
-    evidence = _observed(found, runs, training)
-    evidence.smallest_batch, evidence.loss, evidence.optimizer = smallest_batch(batches), own_loss, optimizer
-    with in_evaluation(model), exchanged(evidence.exchangeable, evidence.population):
-        runs(recalibrated)
-    if recalibrated.outputs:
-        evidence.gap = _gap(training, evaluation, recalibrated)
-    _in_training(evidence)
-    _share_out(evidence, recalibrated)
+
+    def observe() -> Evidence:
+        with in_evaluation(model):  # first, and the model as it is: what fails here fails for the user too
+            runs(evaluation)
+        return _observed(found, runs, training)
+
+    def measure(evidence: Evidence) -> tuple[Gap | None, dict[str, Moments]]:
+        with in_evaluation(model), exchanged(evidence.exchangeable, evidence.population):
+            runs(recalibrated)
+        gap = _gap(training, evaluation, recalibrated) if recalibrated.outputs else None
+        return gap, _in_training(evidence)
+
+    with without_gradient_exchange(model):
+        in_step = together if is_silent(model, found.norms) else alone
+        evidence = in_step(observe, EXAMINE)
+        evidence.smallest_batch, evidence.loss, evidence.optimizer = smallest_batch(batches), own_loss, optimizer
+        share_statistics(evidence.statistics, evidence.by_name)
+        own_gap, own_training = in_step(lambda: measure(evidence), EXAMINE)
+        evidence.gap = mean_gap(own_gap, len(recalibrated.outputs))
+        share_training(evidence.statistics, own_training)
+        _share_out(evidence, recalibrated)
     return evidence
 
 
@@ -88,7 +112,7 @@ def _gap(training: _Readings, evaluation: _Readings, recalibrated: _Readings) ->
     return Gap("distance", 0.0, now, then, now - then)
 
 
-def _in_training(evidence: Evidence) -> None:
+def _in_training(evidence: Evidence) -> dict[str, Moments]:
     """What norms are given in training mode, dropout included, if the model runs in that."""
     runs = Runs(evidence.model, evidence.runs.batches, evidence.runs.forward)
     found: dict[str, Moments] = {}
@@ -98,9 +122,7 @@ def _in_training(evidence: Evidence) -> None:
     except Exception as error:  # detectors want targets in training, exported modules cannot train at all
         evidence.training_error = f"{type(error).__name__}: {error}"
     evidence.refusals = [_judged(evidence, refusal) for refusal in (*evidence.runs.refusals, *runs.refusals)]
-    for name, moments in found.items():
-        if name in evidence.statistics:
-            evidence.statistics[name].training = moments
+    return found
 
 
 def _judged(evidence: Evidence, refusal: Refusal) -> Refusal:
@@ -116,11 +138,11 @@ def _share_out(evidence: Evidence, recalibrated: _Readings) -> None:
     """
     if evidence.gap is None or not evidence.gap.is_material:
         return
-    statistics = evidence.statistics
+    distances = largest_of({name: known.distance or 0.0 for name, known in evidence.statistics.items()})
     evidence.shares = attribute(
         evidence.runs,
         evidence.loss or Distance(recalibrated.outputs, power=2),
         evidence.exchangeable,
         evidence.population,
-        lambda name: statistics[name].distance or 0.0,
+        distances.__getitem__,
     )

@@ -60,6 +60,7 @@ class LayerStatistics:
         tracked: how many batches have updated that, as it counts them itself; None if it does not count.
         calls: with the statistics of each batch in all norms, everything else as in evaluation.
         training: pooled moments of what it is given in training mode, dropout included; None if that is not known.
+        by_rank: the same of every rank, each by its own batches; empty where there are no other ranks.
     """
 
     norm: Norm
@@ -67,6 +68,7 @@ class LayerStatistics:
     tracked: int | None
     calls: list[Call] = field(default_factory=list)
     training: Moments | None = None
+    by_rank: list[LayerStatistics] = field(default_factory=list)
 
     @classmethod
     def of(cls, norm: Norm) -> LayerStatistics:
@@ -82,10 +84,15 @@ class LayerStatistics:
         """The calls with finite input of more than one value."""
         return [call for call in self.calls if call.is_finite and call.values > 1]
 
+    @property
+    def every_call(self) -> list[Call]:
+        """Those on all ranks, in one order: every rank has the same."""
+        return [call for one in self.by_rank or [self] for call in one.finite_calls]
+
     @cached_property
     def data(self) -> Moments | None:
-        """Mean and biased variance over all values of all batches; None if there are too few."""
-        calls = self.finite_calls
+        """Mean and biased variance over all values of all batches, on all ranks; None if there are too few."""
+        calls = self.every_call
         return reduce(Moments.merge, [call.moments for call in calls]) if calls else None
 
     @cached_property
@@ -102,10 +109,12 @@ class LayerStatistics:
         From how far the means of single examples scatter, so that it holds for few batches, and counts the positions of
         one example for no more than they tell. None if there are fewer than two examples.
         """
-        calls, data = self.finite_calls, self.data
+        calls, data = self.every_call, self.data
         if data is None:
             return None
-        degrees = sum(call.examples - 1 for call in calls)
+        # A synchronized call counts the examples of all ranks, on each of them; its scatter is that of the rank's own.
+        copies = len(self.by_rank) if self.by_rank and self.norm.spec.scope == "synced" else 1
+        degrees = sum(call.examples - 1 for call in calls) / copies
         if degrees > 0:
             scatter = sum((call.scatter for call in calls), torch.zeros_like(data.mean)) / degrees
         elif len(calls) > 1:
@@ -141,7 +150,7 @@ class LayerStatistics:
             return False
         mean, var = self.stored.mean / (1 - left), (self.stored.var - left) / (1 - left)
         without = LayerStatistics(
-            self.norm, Moments(mean, var.clamp(min=0), 0), self.tracked, self.calls, self.training
+            self.norm, Moments(mean, var.clamp(min=0), 0), self.tracked, self.calls, self.training, self.by_rank
         )
         return (without.distance or 0.0) < (self.distance or 0.0) / 2
 
@@ -154,7 +163,7 @@ class LayerStatistics:
             return None
         std, own = self._std(data)[alive], self._std(self.stored)[alive]
         of_mean = _rms((self.stored.mean - data.mean)[alive] / std)
-        noise = (self.noise or 0.0) / max(len(self.finite_calls), 1) ** 0.5
+        noise = (self.noise or 0.0) / max(len(self.every_call), 1) ** 0.5
         return max(math.sqrt(max(of_mean**2 - noise**2, 0.0)), _rms(own / std - 1))
 
     def _std(self, moments: Moments) -> Tensor:

@@ -1,6 +1,6 @@
 """The ledger that `watch` keeps of a run."""
 
 from normkit.doctor.ledger.account import Entry
-from normkit.doctor.ledger.ledger import Ledger
+from normkit.doctor.ledger.ledger import WATCH, Ledger
 
-__all__ = ["Entry", "Ledger"]
+__all__ = ["WATCH", "Entry", "Ledger"]

@@ -19,6 +19,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from normkit.batches import tensors_in
 from normkit.doctor.call_site import call_site
 from normkit.doctor.diagnosis import by_cost
+from normkit.doctor.evidence.over_ranks import merged_findings
 from normkit.doctor.ledger.account import Account, Entry, frozen_by
 from normkit.doctor.ledger.hook import Guard, Hook
 from normkit.doctor.ledger.passes import Pass, Window
@@ -32,6 +33,8 @@ from normkit.named_layers import named_layers
 from normkit.spec import describe
 from normkit.surgery.norms import Norm, norms
 from normkit.tracing import is_recomputing
+
+WATCH = "watch"
 
 
 class _Now(local):
@@ -53,10 +56,13 @@ class Ledger:
         accounts: by the layer's name, what is kept of each layer with running statistics.
         weights: the weights that norms follow.
         optimized: the parameters, by id, of every optimizer that was seen to make a step.
+        over_ranks: whether all ranks of the process group watch, and have the findings of all once they are closed.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer | None, rules: Sequence[Rule]) -> None:
-        self.model, self.optimizer = model, optimizer
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer | None, rules: Sequence[Rule], over_ranks: bool = False
+    ) -> None:
+        self.model, self.optimizer, self.over_ranks = model, optimizer, over_ranks
         self.steps = self.passes = 0
         self.accounts = _accounts(model)
         self.weights = Weights(model)
@@ -100,13 +106,14 @@ class Ledger:
         self._end_step()
 
     def close(self) -> None:
-        """Let go of the model, which is as it was without the ledger. The findings are complete."""
+        """Let go of the model, which is as it was without the ledger. The findings are complete.
+
+        With `over_ranks` this waits for all ranks.
+        """
         if self._findings is None:
-            self._hold.close()
-            if self.stopped is None:
-                self._settle(is_last=True)
-            self._findings = self._find()
-            self._say_what_was_unseen()
+            self._let_go()
+            if self.over_ranks:
+                self._findings = by_cost(merged_findings(self.findings, WATCH))
 
     @property
     def unseen(self) -> list[str]:
@@ -116,12 +123,22 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is None:
+            self.close()
+        elif self._findings is None:  # the other ranks are inside the loop, and wait for something else
+            self._let_go()
 
     def __repr__(self) -> str:
         count = sum(entry.count for entry in self.writes)
         return f"Ledger({count} writes to {len(self.accounts)} layers in {self.steps} steps)"
+
+    def _let_go(self) -> None:
+        self._hold.close()
+        if self.stopped is None:
+            self._settle(is_last=True)
+        self._findings = self._find()
+        self._say_what_was_unseen()
 
     def _find(self) -> list[Finding]:
         return by_cost(finding for rule in self._rules if rule.watch is not None for finding in rule.watch(self))
@@ -133,7 +150,7 @@ class Ledger:
                 "them: compiled code calls no hooks, and what is found there is not complete. Pass what "
                 "torch.compile(model) returns; after model.compile(), watch an uncompiled model.",
                 NormkitWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     # ---- passes

@@ -35,7 +35,7 @@ def noisy_statistics(evidence: Evidence) -> Iterator[Finding]:
         noise = batch_noise(known)
         if noise is None or noise < NOISY:
             continue
-        values = min(call.values for call in known.calls)
+        values = min(call.values for one in known.by_rank or [known] for call in one.calls)
         yield found(
             noisy_statistics,
             name,
@@ -51,7 +51,7 @@ def batch_noise(known: LayerStatistics) -> float | None:
     """The error of the statistics that a layer takes: of a part of the batch, or of several batches together."""
     if known.noise is None:
         return None
-    examples = max((call.examples for call in known.calls), default=1)
+    examples = max((call.examples for one in known.by_rank or [known] for call in one.calls), default=1)
     chunk = getattr(known.norm.layer, "chunk_size", None) if known.norm.spec.scope == "ghost" else None
     parts = examples / min(chunk, examples) if isinstance(chunk, int) else 1.0
     together = getattr(known.norm.layer, "micro_batches", 1) if known.norm.spec.kind == "accumulated" else 1

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from normkit.doctor.evidence import Evidence
 from normkit.doctor.rule import found, rule
-from normkit.doctor.rules.diverged_ranks import world_size
 from normkit.doctor.rules.noisy_statistics import NOISY, batch_noise
 from normkit.finding import Finding
+from normkit.ranks import named_ranks
 
 
 @rule("NK402", "unsynced-small-batch", severity="warning")
@@ -17,25 +17,27 @@ def unsynced_small_batch(evidence: Evidence) -> Iterator[Finding]:
     is as large as all of them together; the one that the norms see is not, and more ranks do not help.
 
     Evidence and threshold: the error of one rank's batch statistics, as in NK106, is 0.4 standard deviations or more,
-    in a process group of several ranks and a layer that does not synchronize.
+    in a process group of several ranks and a layer that does not synchronize. It is given for every rank.
 
     Not a fault when: the layer is frozen, or corrects its statistics (batch renormalization).
 
     Remedy: `nk.convert(model, to="sync")`.
     """
-    ranks = world_size()
-    if ranks == 1:
-        return
     for name, known in evidence.statistics.items():
-        noise = batch_noise(known)
-        if known.norm.spec.scope != "local" or known.norm.spec.kind != "batch" or noise is None or noise < NOISY:
+        ranks = len(known.by_rank)
+        noises = [batch_noise(one) for one in known.by_rank]
+        noise = max((one for one in noises if one is not None), default=0.0)
+        if known.norm.spec.scope != "local" or known.norm.spec.kind != "batch" or noise < NOISY:
             continue
+        on = [rank for rank, one in enumerate(noises) if one is not None and one >= NOISY]
+        together = 1 / sum(1 / one**2 for one in noises if one) ** 0.5  # of independent means, weighted by their errors
         yield found(
             unsynced_small_batch,
             name,
-            f"the mean of a rank's batch is {noise:.2g} standard deviations off the data's; over {ranks} ranks it "
-            f"would be {noise / ranks**0.5:.2g}.",
+            f"the mean of a batch of {'any rank' if len(on) == ranks else named_ranks(on)} is {noise:.2g} standard "
+            f"deviations off the data's; over {ranks} ranks it would be {together:.2g}.",
             "nk.convert(model, to='sync', inplace=True), before DistributedDataParallel.",
             noise=noise,
             ranks=ranks,
+            by_rank=noises,
         )

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from normkit.errors import ArgumentError
+from normkit.errors import ArgumentError, DistributedError
 from normkit.jsonable import jsonable
 from normkit.named_layers import display_name, named_layers
+from normkit.ranks import gathered, must_be_one_model
 from normkit.surgery.norms import Norm, survey
 
 FORMAT = 1
@@ -54,7 +55,7 @@ class Difference(NamedTuple):
         return f"{display_name(self.where)}: {self.words}"
 
 
-def manifest(model: nn.Module) -> dict[str, Any]:
+def manifest(model: nn.Module, *, over_ranks: bool = False) -> dict[str, Any]:
     """What a state_dict does not hold, as plain values that JSON can hold.
 
     Its keys:
@@ -67,7 +68,34 @@ def manifest(model: nn.Module) -> dict[str, Any]:
       channels_first, channel_dim, weight_offset, names, exact), its "num_batches_tracked", and "options": its other
       arguments.
     - "unknown": of layers that are norms by their names, and that `describe` does not know, "class" and "options".
+    - "ranks", with `over_ranks`: how many there are ("count") and, of norms for which they differ, by name, the
+      "num_batches_tracked" of each rank: the weights with which statistics of such ranks are merged.
+
+    Args:
+        model: any model.
+        over_ranks: compare it with the models of all ranks of the process group, each of which must call this. An error
+            says in what they differ, and on which ranks. Without it nothing is exchanged: one rank may call it alone.
     """
+    own = _manifest_of(model)
+    return _compared(model, own) if over_ranks else own
+
+
+def _compared(model: nn.Module, own: dict[str, Any]) -> dict[str, Any]:
+    """The same, once it is that of all ranks."""
+    must_be_one_model(model, "manifest")
+    every = gathered(own, "manifest")
+    for rank, theirs in enumerate(every):
+        for where, what, first, there in differences(every[0], theirs):
+            raise DistributedError(
+                f"All ranks need the same norms; of {display_name(where)}, {what} is {first} on rank 0, and {there} on "
+                f"rank {rank}. Make, load and set the model in one way on all of them."
+            )
+    counts = {name: [theirs["norms"][name]["num_batches_tracked"] for theirs in every] for name in own["norms"]}
+    differing = {name: of_ranks for name, of_ranks in counts.items() if any(one != of_ranks[0] for one in of_ranks)}
+    return own | {"ranks": {"count": len(every), "num_batches_tracked": differing}}
+
+
+def _manifest_of(model: nn.Module) -> dict[str, Any]:
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module; got a {type(model).__name__}.")
     layers = dict(named_layers(model))
