@@ -48,8 +48,11 @@ WORLDS = (2, 4)
 DEADLINE = 240.0  # seconds for the processes of one measurement
 NUMBERS = (17, 129, 513, 1025, 4097, 32769, 262145)  # of a collective: those of layers, and more, for the bandwidth
 RANKS = (8, 16, 64, 256, 1024, 4096)
-ENOUGH = 32  # examples whose statistics are good enough: BatchNorm's error grows below (He, Wu: GroupNorm, figure 5)
+ENOUGH = (
+    32  # examples whose statistics are good enough: BatchNorm's error grows below (Wu & He 2018, of 32 to 2 images)
+)
 EXAMPLES = (2, 4, 8, 16)  # on a rank
+COMPUTED = 320  # rows of the square matrices that are multiplied between two collectives
 
 # What is assumed, not measured. NCCL's launch takes 10 us on any of them.
 LINKS = (
@@ -58,7 +61,7 @@ LINKS = (
     Link("Ethernet, 400 Gb/s", 10e-6, 8e-6, 40e9),
     Link("Ethernet, 100 Gb/s", 10e-6, 25e-6, 10e9),
 )
-ACCELERATOR = Accelerator(operations=150e12, memory=1.5e12)
+ACCELERATOR = Accelerator(operations=150e12, memory=1.5e12, launch=5e-6)
 PER_RANK = 32  # examples
 BUDGET = 0.1  # of a step's compute: what one gives for the statistics of a larger batch, unless a group norm costs more
 
@@ -75,7 +78,7 @@ MEASURED = {"small Inception, 32 of 28x28": small_inception, "ResNet-18 of half 
 
 
 def predicted_networks():
-    """Networks with their channels and operations, as they are."""
+    """Networks with their channels and what a step computes, by examples, as they are."""
     from pytorchcv.models.efficientnet import efficientnet_b0
     from pytorchcv.models.resnet import resnet50
 
@@ -88,10 +91,12 @@ def predicted_networks():
     found = {}
     for name, (make, *size) in made.items():
         with torch.device("meta"):
-            model, example = make(), torch.empty(1, 3, *size)
+            model = make()
+            batches = {examples: torch.empty(examples, 3, *size) for examples in (*EXAMPLES, PER_RANK)}
         if name.startswith("ResNet-50"):
             model.features.final_pool = nn.AdaptiveAvgPool2d(1)  # for images of any size
-        found[name] = norm_channels(model), training_seconds(model, example, ACCELERATOR)
+        seconds = {examples: training_seconds(model, batch, ACCELERATOR) for examples, batch in batches.items()}
+        found[name] = norm_channels(model), seconds
     return found
 
 
@@ -133,8 +138,12 @@ def run_rank(work, world, store, found, args, rank):
 
 
 def time_collectives(rank, world, rounds):
-    """The median times of both collectives, for several numbers of numbers."""
+    """The median times of both collectives, for several numbers of numbers.
+
+    As in a step, each rank computes for about a millisecond before: the others wait for the slowest, and must wake up.
+    """
     timings = []
+    square = torch.randn(COMPUTED, COMPUTED)
     for numbers in NUMBERS:
         own = torch.randn(numbers)
         every = [torch.empty_like(own) for _ in range(world)]
@@ -145,7 +154,7 @@ def time_collectives(rank, world, rounds):
         for name, collective in work.items():
             seconds = []
             for _ in range(rounds):
-                distributed.barrier()
+                torch.mm(square, square)
                 start = time.perf_counter()
                 collective()
                 seconds.append(time.perf_counter() - start)
@@ -271,7 +280,7 @@ def measure_collectives(rounds):
 
 
 def measure_steps(links, rounds):
-    rows = []
+    rows, ratios = [], {world: [] for world in WORLDS}
     for name in MEASURED:
         for world in WORLDS:
             say(f"steps of {name} on {world} processes …")
@@ -279,12 +288,15 @@ def measure_steps(links, rounds):
             halves, said = apart / without - 1, links[world].sync_seconds(channels, world) / without
             sent = f"{bytes_sent(channels, world) / 1024:.0f} KB"
             times = [f"{1e3 * seconds:.1f}" for seconds in (without, with_sync)]
-            parts = map(percent, (with_sync / without - 1, halves + said, halves, said))
-            rows.append([name, world, len(channels), sent, *times, *parts])
+            measured = with_sync / without - 1
+            ratios[world].append(measured / (halves + said))
+            rows.append(
+                [name, world, len(channels), sent, *times, *map(percent, (measured, halves + said, halves, said))]
+            )
     columns = ["network and batch of a process", "processes", "norms", "sent by each", "step without, ms", "with, ms"]
     title = "A training step with SyncBatchNorm over one with BatchNorm, both under DistributedDataParallel"
     columns += ["overhead", "predicted", "of which the layer in two halves, measured", "and exchanges, by the model"]
-    return {"title": title, "columns": columns, "rows": rows}
+    return ratios, {"title": title, "columns": columns, "rows": rows}
 
 
 def measure_alternatives(rounds):
@@ -305,7 +317,7 @@ def measure_alternatives(rounds):
 def overhead(network, link, ranks, examples):
     """The part of a step's compute that synchronized norms add."""
     channels, seconds = network
-    return link.sync_seconds(channels, ranks) / (examples * seconds)
+    return link.sync_seconds(channels, ranks) / seconds[examples]
 
 
 def assumed_links():
@@ -354,7 +366,7 @@ def reach(networks, limit):
     return {"title": title, "columns": ["network", *(link.name for link in LINKS)], "rows": rows}
 
 
-def notes(limit, group, networks):
+def notes(limit, group, networks, ratios):
     cases = [
         (overhead(network, link, ranks, examples) <= limit, name, examples)
         for name, network in networks.items()
@@ -365,15 +377,21 @@ def notes(limit, group, networks):
         f"{sum(fits for fits, of, _ in cases if of == name)} of {sum(of == name for _, of, _ in cases)} for {name}"
         for name in networks
     )
+    by_world = ", ".join(
+        f"{min(of):.1f} to {max(of):.1f} times the predicted with {world} processes" for world, of in ratios.items()
+    )
     name, network = next(iter(networks.items()))
     slow = LINKS[-1]
     few, many = (percent(overhead(network, slow, ranks, PER_RANK)) for ranks in (RANKS[0], RANKS[-1]))
     return [
         f"Assumed for compute, three forward passes' worth: {ACCELERATOR.operations / 1e12:g} teraflops per second in "
-        f"products, and {ACCELERATOR.memory / 1e12:g} TB/s of memory for activations in bfloat16; for each layer, the "
-        f"longer of the two. {name} then trains on {1 / network[1]:,.0f} images per second and accelerator.",
-        "What is left between measured and predicted overhead is in neither part, such as the wait of processes for "
-        "the slowest of them at every layer; four of them share the cores of this machine.",
+        f"products, {ACCELERATOR.memory / 1e12:g} TB/s of memory for activations in bfloat16, and "
+        f"{1e6 * ACCELERATOR.launch:g} us to launch a pass; for each layer, the longest of the three. {name} then "
+        f"trains on {PER_RANK / network[1][PER_RANK]:,.0f} images per second and accelerator in batches of {PER_RANK}, "
+        f"and on {EXAMPLES[0] / network[1][EXAMPLES[0]]:,.0f} in batches of {EXAMPLES[0]}.",
+        f"The overhead measured is {by_world}. What is left is in neither part, such as exchanges "
+        "of gradients that go on at the same time, and the wait for the slowest process at every layer; four of them "
+        "share the cores of this machine, which decides what their exchanges take.",
         f"GroupNorm made a step {percent(group)} longer here, at most. Synchronizing is taken to be worth "
         f"{percent(limit)}: {percent(BUDGET)} of a step, or what a group norm adds, if that is more. Of the small "
         f"batches above it is worth it in {by_network}.",
@@ -405,7 +423,7 @@ def main():
     calls, steps = (20, 2) if args.quick else (300, 30)
     networks = predicted_networks()
     links, timed = measure_collectives(calls)
-    stepped = measure_steps(links, steps)
+    ratios, stepped = measure_steps(links, steps)
     group, others = measure_alternatives(steps)
     limit = max(BUDGET, group)
     tables = [timed, stepped, others, assumed_links(), predictions(networks), reach(networks, limit)]
@@ -420,7 +438,7 @@ def main():
         record = {
             "picture": {"file": picture.name, "title": "What SyncBatchNorm adds to a step, by ranks and links"},
             "tables": tables,
-            "notes": notes(limit, group, networks),
+            "notes": notes(limit, group, networks, ratios),
             "run": f"`benchmarks/sync_cost.py` on {machine['cpu']}, torch {machine['torch']}, gloo over the loopback, "
             f"one thread a process; medians of {calls} collectives and {steps} steps.",
             "reported": f"Measured on {datetime.now(UTC):%Y-%m-%d}.",

@@ -99,12 +99,13 @@ def test_channels_are_those_of_the_layers_that_would_be_synchronized():
 def test_a_layer_takes_its_arithmetic_or_its_memory(device):
     with torch.device(device):
         model, x = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()), torch.empty(2, 3, 10, 10)
-    operations, values = 2 * 8 * 100 * 27, 8 * 100
+    operations, values = 2 * 2 * 8 * 100 * 27, 2 * 8 * 100
     slow_products, slow_memory = Accelerator(1.0, 1e30), Accelerator(1e30, 1.0)
     assert training_seconds(model, x, slow_products) == pytest.approx(3 * operations, rel=1e-6)
-    assert training_seconds(model, x, slow_memory) == pytest.approx(3 * 2 * (300 + 3 * values), rel=1e-6)
+    assert training_seconds(model, x, slow_memory) == pytest.approx(3 * 2 * (600 + 3 * values), rel=1e-6)
     both = training_seconds(model, x, Accelerator(operations, 2.0 * 2 * values))  # a second for each layer
     assert both == pytest.approx(3 * (1 + 1), rel=1e-6)
+    assert training_seconds(model, x, Accelerator(operations, 1e30, 0.5)) == pytest.approx(3 * (1 + 0.5), rel=1e-6)
     assert model.training
 
 

@@ -66,10 +66,17 @@ class Link:
 
 
 class Accelerator(NamedTuple):
-    """What computes on each rank: operations per second in products, and bytes per second of its memory."""
+    """What computes on each rank.
+
+    Attributes:
+        operations: per second, in products.
+        memory: bytes per second that it reads and writes.
+        launch: seconds that a pass over a layer takes at the least.
+    """
 
     operations: float
     memory: float
+    launch: float = 0.0
 
 
 class Timing(NamedTuple):
@@ -125,10 +132,10 @@ def norm_channels(model: nn.Module) -> list[int]:
 
 
 def training_seconds(model: nn.Module, example: Tensor, accelerator: Accelerator) -> float:
-    """How long a training step computes for each example.
+    """How long a training step on a batch like this example computes.
 
-    Each layer takes as long as its arithmetic or its reads and writes, whichever is longer. What is no module, such as
-    the sum of a residual block, is left out. A model on the meta device will do.
+    Each layer takes as long as its arithmetic, its reads and writes or its launches, whichever is longest. What is no
+    module, such as the sum of a residual block, is left out. A model on the meta device will do.
     """
     total = 0.0
 
@@ -136,12 +143,13 @@ def training_seconds(model: nn.Module, example: Tensor, accelerator: Accelerator
         nonlocal total
         moved = sum(tensor.numel() for tensor in (*tensors_in((args, kwargs)), *tensors_in(output)))
         operations = 2 * output.numel() * layer.weight[0].numel() if isinstance(layer, _PRODUCTS) else 0
-        total += max(operations / accelerator.operations, _BYTES_HALF * moved / accelerator.memory)
+        limits = operations / accelerator.operations, _BYTES_HALF * moved / accelerator.memory, accelerator.launch
+        total += max(limits)
 
     leaves = [(layer, count) for _, layer in named_layers(model) if not any(layer.children())]
     with hooked(after=leaves), in_evaluation(model):
         model(example)
-    return _PASSES * total / len(example)
+    return _PASSES * total
 
 
 def most_ranks(overhead: Callable[[int], float], limit: float, ranks: Iterable[int]) -> int | None:
