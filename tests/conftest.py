@@ -95,9 +95,14 @@ def _has_ordinary_row(item):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish():
-    """Every test has a deadline (`faulthandler_timeout`), and so has the end of the process that ran them."""
-    faulthandler.dump_traceback_later(120, exit=True, file=sys.__stderr__)
+def pytest_sessionfinish(session):
+    """Every test has a deadline (`faulthandler_timeout`), and so has the end of the process that ran them.
+
+    One of several processes stays until the last test of the others has ended.
+    """
+    config = session.config
+    others = float(config.getini("faulthandler_timeout")) if hasattr(config, "workerinput") else 0.0
+    faulthandler.dump_traceback_later(others + 120, exit=True, file=sys.__stderr__)
 
 
 class Scheduling(LoadScopeScheduling):

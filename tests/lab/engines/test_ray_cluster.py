@@ -19,6 +19,7 @@ from normkit.lab.engines.ray_cluster import ClusterError
 from normkit.lab.plan import RunPlan
 from normkit.lab.record import without_times
 from normkit.lab.trial import RunOptions
+from support import marked_processes
 from support.marked_processes import Marked, stopped
 
 pytest.importorskip("ray")
@@ -216,7 +217,8 @@ assert signal.getsignal(signal.SIGTERM) == handler
 @pytest.mark.deep
 def test_what_fails_on_a_node_is_said_as_it_is_here(tmp_path, cluster):
     command = [sys.executable, "-W", "error", "-c", IN_A_PROCESS, tmp_path]
-    with Marked(command, env=cluster.access, stdout=subprocess.PIPE, text=True) as process:
+    access = cluster.access | {"PYTHONPATH": Path(marked_processes.__file__).parents[1]}
+    with Marked(command, env=access, stdout=subprocess.PIPE, text=True) as process:
         code, out, _ = process.ended()
     assert code == 0
     failed, apart = out.splitlines()

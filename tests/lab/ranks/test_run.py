@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 
@@ -13,25 +12,21 @@ import pytest
 
 from normkit.lab.record import read_run, without_times
 from support import short_inception
+from support.marked_processes import Marked
 
 DEADLINE = 300.0  # seconds for a run
 
 
 @contextlib.contextmanager
 def torchrun(*arguments, ranks=2, restarts=0, log):
-    """The script under torchrun, in a process group of its own, of which nothing is left."""
+    """The script under torchrun, of which nothing is left."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command += [f"--max-restarts={restarts}", "--monitor-interval=0.1", short_inception.__file__, *map(str, arguments)]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else dict(os.environ)
-    environment["OMP_NUM_THREADS"] = "1"
-    with open(log, "wb") as file:
-        process = subprocess.Popen(command, start_new_session=True, stdout=file, stderr=file, env=environment)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    environment = {"OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    with open(log, "wb") as file, Marked(command, environment, stdout=file, stderr=file) as running:
+        yield running.main
 
 
 def lines(directory):

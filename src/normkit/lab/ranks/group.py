@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from normkit.errors import BackendError, DistributedError, NormkitError
 from normkit.lab.data import Share
@@ -128,11 +130,25 @@ def joined(time_out: timedelta = TIME_OUT) -> Iterator[Ranks]:
             )
     if has_cuda:
         torch.cuda.set_device(local)
-    distributed.init_process_group("nccl" if has_cuda else "gloo", timeout=time_out)
+    store, rank, count = _store(time_out)
+    backend = "nccl" if has_cuda else "gloo"
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=time_out)
     try:
         yield current_ranks(torch.device("cuda", local) if has_cuda else torch.device("cpu"), time_out)
     finally:
         distributed.destroy_process_group()
+
+
+def _store(time_out: timedelta) -> tuple[Store, int, int]:
+    """Where ranks find one another: the store that torchrun describes, this rank, and their number.
+
+    The store may outlive a restart (torch 2.13), with the addresses of processes that are gone, for which a rank would
+    wait for ever. The agents of several nodes count restarts each for itself, so that there it is left as it is.
+    """
+    store, rank, count = next(rendezvous("env://", timeout=time_out))
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return store, rank, count
 
 
 def current_ranks(device: torch.device, time_out: timedelta = TIME_OUT) -> Ranks:
