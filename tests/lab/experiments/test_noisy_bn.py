@@ -106,6 +106,7 @@ def test_the_numbers_are_those_of_the_records():
     assert "1.00 (-1.00 to 2.00) points behind bn with moving averages" in findings.reasons[1]
     assert "0.00 (-2.00 to 1.00) points behind bn with population statistics" in findings.reasons[1]
     assert "less than 2 in 2 and 3 of 3 seeds" in findings.reasons[1]
+    assert {step % 100 for curve in findings.figures[0].curves for step in curve.x} == {0}
     curves = {curve.name: curve for curve in findings.figures[1].curves}
     assert (curves["noisy-bn"].x, curves["noisy-bn"].y) == ([101.0, 201.0], [0.4, 0.4])
 
