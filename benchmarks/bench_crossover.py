@@ -28,6 +28,26 @@ MAPS = [
     (32, 64, 28, 28),
 ]
 LINES = [(32, 64), (272, 192), (1024, 384), (1024, 768), (4000, 192), (12608, 384)]
+
+
+class OfSum(torch.nn.Module):
+    """The norm of a sum, in the pass that adds; where torch is asked for, after torch's addition."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.branch = norm, torch.nn.Parameter(torch.randn(()))
+
+    def forward(self, x):
+        """What two branches that read both would be given."""
+        branch = self.branch.expand_as(x).contiguous()
+        if select.requested() == "native":
+            y, total = self.norm(x, add=branch)
+            return y + total
+        with select.backend("auto"):
+            total = x + branch
+            return self.norm(total) + total
+
+
 LAYERS = {
     "BatchNorm": (MAPS, lambda c: nk.BatchNorm2d(c)),
     "BatchNorm + ReLU": (MAPS, lambda c: nk.BatchNorm2d(c, activation="relu")),
@@ -39,6 +59,8 @@ LAYERS = {
     "LayerNorm": (LINES, lambda c: nk.LayerNorm(c)),
     "LayerNorm + GELU": (LINES, lambda c: nk.LayerNorm(c, activation="gelu")),
     "RMSNorm": (LINES, lambda c: nk.RMSNorm(c)),
+    "LayerNorm of a sum": (LINES, lambda c: OfSum(nk.LayerNorm(c))),
+    "RMSNorm of a sum": (LINES, lambda c: OfSum(nk.RMSNorm(c))),
 }
 
 
@@ -64,14 +86,14 @@ def steps(layer, x, dy, backend):
 
 def main():
     torch.set_num_threads(1)
-    print(f"{'layer':<18}{'values':>9}  {'shape':<18}{'training':>9}{'evaluation':>12}")
+    print(f"{'layer':<20}{'values':>9}  {'shape':<18}{'training':>9}{'evaluation':>12}")
     for name, (shapes, build) in LAYERS.items():
         for shape in shapes:
             x, dy = torch.randn(shape, requires_grad=True), torch.randn(shape)
             layer = build(shape[1])
             ours, theirs = (steps(layer, x, dy, backend) for backend in ("native", "torch"))
             ratios = [torch_over_ours(*pair) for pair in zip(ours, theirs, strict=True)]
-            print(f"{name:<18}{x.numel():>9}  {shape!s:<18}{ratios[0]:>9.2f}{ratios[1]:>12.2f}", flush=True)
+            print(f"{name:<20}{x.numel():>9}  {shape!s:<18}{ratios[0]:>9.2f}{ratios[1]:>12.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -484,9 +484,10 @@ template <class T, Form A, bool R, bool I> struct Loops {
     }
   }
 
-  // Adds to the parameters' gradients too, where they are wanted.
+  // Adds to the parameters' gradients too, where they are wanted. Lines are `stride` apart, but `to_stride` where they are
+  // written to.
   template <int K>
-  NK_FLAT static void backward_lines(Backward<T> m, T* to, T* dr, int64_t stride, int64_t n,
+  NK_FLAT static void backward_lines(Backward<T> m, T* to, int64_t to_stride, T* dr, int64_t stride, int64_t n,
                                      const LineCoefficients<S>* k, LineParameters<P> p, Activation kind, int64_t ahead,
                                      bool through, S* dweight, S* dbias, bool stream) {
     const LineStatistics<K> statistics(k);
@@ -504,7 +505,7 @@ template <class T, Form A, bool R, bool I> struct Loops {
         sum_g = sum_g + e.g;
       }
       for (int line = 0; line < K; ++line) {
-        put(out[line], to + line * stride + j, how, stream);
+        put(out[line], to + line * to_stride + j, how, stream);
         if (R && dr) g[line].store(dr + line * stride + j, how);
       }
       if (!dweight) return;

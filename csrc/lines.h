@@ -85,7 +85,7 @@ template <class T> struct Lines {
     std::vector<LineCoefficients<S>> coefficients;
     std::vector<Pending<V>> sums;
     std::vector<S> shifts;
-    std::vector<T> room{};  // for sums: see summed_up
+    std::vector<T> room{};  // for gradients that something is added to, before they are written
     explicit Known(int64_t lines) : coefficients(lines), sums(lines), shifts(lines) {}
   };
 
@@ -117,76 +117,65 @@ template <class T> struct Lines {
 
   // ---- forward
 
-  // x of examples [p0, p1): where it is a sum, added up now. What is written past the cache cannot be read again from
-  // there: that is done last, and until then the sum is in a room that stays.
-  const T* summed_up(int64_t p0, int64_t p1, Known& known) const {
-    const int64_t first = p0 * width, n = (p1 - p0) * width;
-    if (!job.addends[0]) return x + first;
-    if (stream(x)) known.room.resize(step * width);
-    T* to = stream(x) ? known.room.data() : const_cast<T*>(x) + first;
-    add(static_cast<const T*>(job.addends[0]) + first, static_cast<const T*>(job.addends[1]) + first, to, n);
-    return to;
-  }
-  void keep_sum(int64_t p0, int64_t p1, Known& known) const {
-    if (!job.addends[0] || !stream(x)) return;
-    const T* from = known.room.data();
-    T* to = const_cast<T*>(x) + p0 * width;
-    across<V>((p1 - p0) * width, [=](int64_t i, auto how) { put(V::load(from + i, how), to + i, how, true); });
-  }
-  static void add(const T* a, const T* b, T* to, int64_t n) {
-    across<V>(n, [=](int64_t i, auto how) { (V::load(a + i, how) + V::load(b + i, how)).store(to + i, how); });
+  // Where x is a sum: adds up that of examples [p0, p1). It is read next, and therefore written to the cache: to keep it
+  // elsewhere, and write it past the cache in the end, takes longer.
+  void add_up(int64_t p0, int64_t p1) const {
+    if (!job.addends[0]) return;
+    const int64_t first = p0 * width;
+    const T *one = static_cast<const T*>(job.addends[0]) + first, *other = static_cast<const T*>(job.addends[1]) + first;
+    T* to = const_cast<T*>(x) + first;
+    across<V>((p1 - p0) * width, [=, this](int64_t i, auto how) {
+      ask_ahead(one + i, ahead);
+      ask_ahead(other + i, ahead);
+      (V::load(one + i, how) + V::load(other + i, how)).store(to + i, how);
+    });
   }
 
-  // `own`: where the values of examples [p0, p1) are.
-  void set_moments(int64_t p0, int64_t p1, const T* own, Known& known) const {
+  void set_moments(int64_t p0, int64_t p1, Known& known) const {
     const int64_t lines = (p1 - p0) * groups;
-    const auto add_up = [&](int64_t first, int64_t n) {
+    const T* own = x + p0 * width;
+    const auto sum_up = [&](int64_t first, int64_t n) {
       std::fill_n(known.sums.begin() + first, n, Pending<V>());
       V odd;
       sum_runs<false>(own + first * length, nullptr, n, length, &known.shifts[first], &known.sums[first], &odd);
     };
     for (int64_t i = 0; i < lines; ++i) known.shifts[i] = S(shift_of(job, own + i * length, length));
-    add_up(0, lines);
+    sum_up(0, lines);
     for (int64_t p = p0, i = 0; p < p1; ++p) {
       for (int64_t g = 0; g < groups; ++g, ++i) {
         const auto set = [&] { return statistics.set(p, g, known.shifts[i], known.sums[i].total()); };
         if (!set()) continue;
         known.shifts[i] = S(job.mean[p0 * groups + i]);  // of this line alone: what is beside it must not matter
-        add_up(i, 1);
+        sum_up(i, 1);
         set();
       }
     }
     statistics.ready(p0 * groups, p1 * groups);
   }
 
-  void apply(int64_t p0, int64_t p1, const T* own, Known& known) const {
+  void apply(int64_t p0, int64_t p1, Known& known) const {
     set_coefficients(p0, p1, known);
     for (int64_t g = 0; g < groups; ++g) {
       together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients<S>* k) {
         const int64_t i = at(p, g);
-        inner.template of_lines<K>().forward(own + at(p - p0, g), from(residual, i), y + i, width, length, k,
+        inner.template of_lines<K>().forward(x + i, from(residual, i), y + i, width, length, k,
                                              parameters_of(p, g * length), job.activation, ahead, stream(y));
       });
     }
   }
 
   void moments(ParallelFor parallel_for) const {
-    by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1, Known& known) {
-      set_moments(p0, p1, x + p0 * width, known);
-    });
+    by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1, Known& known) { set_moments(p0, p1, known); });
   }
   void forward(ParallelFor parallel_for) const {
     by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1, Known& known) {
-      const T* own = summed_up(p0, p1, known);
-      set_moments(p0, p1, own, known);
-      apply(p0, p1, own, known);
-      keep_sum(p0, p1, known);
+      add_up(p0, p1);
+      set_moments(p0, p1, known);
+      apply(p0, p1, known);
     });
   }
   void evaluate(ParallelFor parallel_for) const {
-    by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1, Known& known) {
-      apply(p0, p1, x + p0 * width, known);
-    });
+    by_examples(parallel_for, [&](int64_t, int64_t p0, int64_t p1, Known& known) { apply(p0, p1, known); });
   }
 
   // ---- backward
@@ -218,17 +207,27 @@ template <class T> struct Lines {
     }
   }
 
-  // Writes dx of columns [c0, c1) of a group, and adds to the parameters' gradients, those of c0 first.
+  // Writes dx of columns [c0, c1) of a group, and adds to the parameters' gradients, those of c0 first. What goes to x
+  // beside the norm is added to lines in the room, from where they are written once.
   void apply_gradients(int64_t p0, int64_t p1, int64_t g, int64_t c0, int64_t c1, const LineCoefficients<S>* k,
-                       S* dweight, S* dbias) const {
+                       S* dweight, S* dbias, std::vector<T>& room) const {
+    const int64_t n = c1 - c0;
+    const T* beside = static_cast<const T*>(job.dx_beside);
+    const bool past = stream(dx) && c0 % V::width == 0;
+    if (beside) room.resize(kTogether * n);
     together(p0, p1, g, k, [&]<int K>(int64_t p, const LineCoefficients<S>* own) {
       const int64_t i = at(p, g) + c0;
-      spreading.template of_lines<K>().backward(summed.at(i), dx + i, from(dr, i), width, c1 - c0, own,
-                                                parameters_of(p, g * length + c0), job.activation, ahead, !job.stored, dweight,
-                                                dbias, !job.dx_beside && stream(dx) && c0 % V::width == 0);
-      if (!job.dx_beside) return;
-      for (int64_t line = i; line < i + K * width; line += width) {  // just written, and still in the cache
-        add(dx + line, static_cast<const T*>(job.dx_beside) + line, dx + line, c1 - c0);
+      T* to = beside ? room.data() : dx + i;
+      spreading.template of_lines<K>().backward(summed.at(i), to, beside ? n : width, from(dr, i), width, n, own,
+                                                parameters_of(p, g * length + c0), job.activation, ahead, !job.stored,
+                                                dweight, dbias, !beside && past);
+      for (int line = 0; beside && line < K; ++line) {
+        const T *near = to + line * n, *other = beside + i + line * width;
+        T* out = dx + i + line * width;
+        across<V>(n, [=, this](int64_t j, auto how) {
+          ask_ahead(other + j, ahead);
+          put(V::load(near + j, how) + V::load(other + j, how), out + j, how, past);
+        });
       }
     });
   }
@@ -256,7 +255,7 @@ template <class T> struct Lines {
       S *dweight = affine_gradient ? sums[t].pending[0] : nullptr, *dbias = affine_gradient ? sums[t].pending[1] : nullptr;
       for (int64_t g = 0; g < groups; ++g) {
         apply_gradients(p0, p1, g, 0, length, known.coefficients.data(), from(dweight, g * length),
-                        from(dbias, g * length));
+                        from(dbias, g * length), known.room);
       }
       if (affine_gradient && ((p1 - first_of(t)) % kFlush == 0 || p1 == last_of(t))) sums[t].flush();
     });
@@ -283,9 +282,10 @@ template <class T> struct Lines {
     run(parallel_for, groups * per, [&](int64_t i) {
       const int64_t g = i / per, c0 = i % per * block, c1 = std::min(length, c0 + block), base = g * length + c0;
       ColumnSums sums(c1 - c0);
+      std::vector<T> room;
       for (int64_t p = 0; p < job.populations; p += kFlush) {
         apply_gradients(p, std::min(job.populations, p + kFlush), g, c0, c1, &k[p * groups], sums.pending[0],
-                        sums.pending[1]);
+                        sums.pending[1], room);
         sums.flush();
       }
       set_parameters(sums.all[0], sums.all[1], base, base + c1 - c0);

@@ -28,6 +28,7 @@ SMALL = {
     "last, trained": 1 << 11,  # by the operator for groups: see `straight.layer_norm_as_groups`
     "of examples": 1 << 14,  # with parameters of each example, which take torch a pass of their own
     "line": 512,  # of the values that share statistics, whatever their number in all
+    "sum": 1 << 17,  # that is normalized: added by torch, and not in the pass of our loops
 }
 """Up to this many values torch's operator is the faster on CPUs, in float32 on contiguous memory: its call is shorter,
 and its loops for layers and groups are good. Measured by benchmarks/bench_crossover.py."""
@@ -110,9 +111,15 @@ def last_norm_of_sum(
     activation: str | None,
     centred: bool,
 ) -> tuple[Tensor, Tensor] | None:
-    """The call of a layer or root mean square norm of a sum, in the pass that adds; and the sum."""
+    """The call of a layer or root mean square norm of a sum, in the pass that adds; and the sum.
+
+    With few values another pass over them takes less time than what surrounds a call of two outputs.
+    """
+    asked = requested_eagerly()
+    if asked in ("reference", "torch") or (asked == "auto" and one.numel() < SMALL["sum"]):
+        return None
     alike = type(other) is Tensor and other.dtype is one.dtype and other.is_cpu and other.shape == one.shape
-    if not (alike and one.is_contiguous() and other.is_contiguous()) or requested_eagerly() in ("reference", "torch"):
+    if not (alike and one.is_contiguous() and other.is_contiguous()):
         return None
     if core.WHY_NOT is not None or not one.is_cpu:
         return None
