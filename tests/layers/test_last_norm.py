@@ -99,16 +99,18 @@ def test_gradients_that_must_be_copied_first():
         close(a, b, 1e-11)
 
 
-def test_one_call_of_the_loops_does_it_unless_there_are_few_values(monkeypatch):
+@pytest.mark.parametrize(
+    ("rows", "backend", "is_one"), [(4, "auto", True), (3, "auto", False), (3, "native", True), (4, "torch", False)]
+)
+@pytest.mark.parametrize("kind", [torch.Tensor, nn.Parameter])
+def test_one_call_of_the_loops_does_it_unless_there_are_few_values(monkeypatch, kind, rows, backend, is_one):
     calls = []
     whole = layer_calls.last_norm_of_sum
     monkeypatch.setattr(layer_calls, "last_norm_of_sum", lambda *a: calls.append(whole(*a)) or calls[-1])
     monkeypatch.setitem(layer_calls.SMALL, "sum", 64)
-    for rows in (4, 3):
-        nk.RMSNorm(16)(torch.randn(rows, 16), add=torch.randn(rows, 16))
-    with select.backend("native"):
-        nk.RMSNorm(16)(torch.randn(3, 16), add=torch.randn(3, 16))
-    assert [found is not None for found in calls] == [True, False, True]
+    with select.backend(backend):
+        nk.RMSNorm(16)(torch.randn(rows, 16), add=kind(torch.randn(rows, 16)))
+    assert [found is not None for found in calls] == [True] * is_one
 
 
 @builds

@@ -96,9 +96,15 @@ def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any)
     return None if plan is None else autograd.call(x, weight, bias, plan)
 
 
-def may_be_given(parameter: Tensor | None) -> bool:
-    """Whether a weight or a bias that comes with a call may take the place of a layer's own."""
-    return parameter is None or (type(parameter) in (Tensor, torch.nn.Parameter) and parameter.is_cpu)
+def may_be_given(t: Tensor | None) -> bool:
+    """Whether the loops may read what comes with a call: a weight, a bias, or what is added before the norm."""
+    return t is None or (type(t) in (Tensor, torch.nn.Parameter) and t.is_cpu)
+
+
+def takes_sum(one: Tensor) -> bool:
+    """Whether the loops add up what they normalize, which with few values takes longer than a pass for it alone."""
+    asked = requested_eagerly()
+    return asked == "native" or (asked == "auto" and one.numel() >= SMALL["sum"])
 
 
 def last_norm_of_sum(
@@ -111,14 +117,8 @@ def last_norm_of_sum(
     activation: str | None,
     centred: bool,
 ) -> tuple[Tensor, Tensor] | None:
-    """The call of a layer or root mean square norm of a sum, in the pass that adds; and the sum.
-
-    With few values another pass over them takes less time than what surrounds a call of two outputs.
-    """
-    asked = requested_eagerly()
-    if asked in ("reference", "torch") or (asked == "auto" and one.numel() < SMALL["sum"]):
-        return None
-    alike = type(other) is Tensor and other.dtype is one.dtype and other.is_cpu and other.shape == one.shape
+    """The call of a layer or root mean square norm of a sum, in the pass that adds; and the sum."""
+    alike = may_be_given(other) and other.dtype is one.dtype and other.shape == one.shape
     if not (alike and one.is_contiguous() and other.is_contiguous()):
         return None
     if core.WHY_NOT is not None or not one.is_cpu:

@@ -73,11 +73,13 @@ class LastNorm(NormLayer):
         y = self._call(input, own_weight if weight is None else weight, own_bias if bias is None else bias)
         return self._activated(y) if y is not None and self._runs_after else y
 
-    def _run_sum(self, one: Tensor, other: Tensor, *beside: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of a sum, beside which there may be a residual, a weight and a bias."""
-        checks.same_shape(other, one, self._who(), "an add")
-        residual, weight, bias = beside
-        if all(t is None for t in beside) and self._has_fast_path and is_plain(one):
+    def _run_sum(
+        self, one: Tensor, other: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if other.shape != one.shape:
+            checks.same_shape(other, one, self._who(), "an add")
+        is_bare = residual is None and weight is None and bias is None
+        if is_bare and self._has_fast_path and is_plain(one) and layer_calls.takes_sum(one):
             own = *self._own(), self.normalized_shape, self._eps_for(one), self._fused, self._centred
             found = layer_calls.last_norm_of_sum(one, other, *own)
             if found is not None:
