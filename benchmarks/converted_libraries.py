@@ -68,7 +68,6 @@ PYTORCHCV = (
     *("enet_cityscapes",),
 )
 # More language models, beside those whose gammas the tests fold.
-TEXT = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}  # which not all of them have
 TRANSFORMERS = {
     "BertModel": "BertConfig",
     "ModernBertModel": "ModernBertConfig",
@@ -96,7 +95,7 @@ def networks():
     for one in (*ARCHITECTURES, *OF_OTHER_NORMS):
         if one.name in PYTORCHCV or (one.package != "pytorchcv" and one.name not in TOO_SLOW):
             yield trained(one)
-    more = [LanguageModel(name, config, TEXT) for name, config in TRANSFORMERS.items()]
+    more = [LanguageModel(name, config, SMALL) for name, config in TRANSFORMERS.items()]
     for one in (*LANGUAGE_MODELS, *more):
         yield Network(one.name, "transformers", one.build, one.example())
     for side, names in TIMM.items():

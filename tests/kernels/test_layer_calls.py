@@ -224,7 +224,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(build, shape, as_shipped):
         (nk.BatchNorm2d(64, activation="relu"), torch.randn(1, 64, 5, 5)),
         (nk.BatchNorm2d(64).eval(), torch.randn(1, 64, 7, 7)),
         (nk.GroupNorm(8, 64), torch.randn(32, 64, 8, 8)),
-        (nk.LayerNorm(64), torch.randn(32, 64, requires_grad=True)),
+        (nk.LayerNorm(64), torch.randn(16, 64, requires_grad=True)),
         (nk.LayerNorm(64).eval().requires_grad_(False), torch.randn(64, 64).t()),
         (nk.LayerNorm(768).requires_grad_(False), torch.randn(1024, 768)),
         (nk.LayerNorm(256).requires_grad_(False), torch.randn(5000, 256)),

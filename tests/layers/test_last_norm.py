@@ -197,3 +197,31 @@ def test_shapes_that_do_not_fit_are_refused():
         nk.LayerNorm(6)(torch.randn(3, 6), add=torch.randn(6))
     with pytest.raises(nk.ShapeError, match=r"needs \(..., 6\); got \(3, 5\)"):
         nk.RMSNorm(6)(torch.randn(3, 5), add=torch.randn(3, 5))
+
+
+@pytest.mark.parametrize("backend", ["native", "torch", "reference", "auto"])
+@pytest.mark.parametrize("shape", [(3, 8, 5, 4), (3, 8, 7), (2, 130, 16, 16)], ids=str)
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_channels_moved_last_come_back_as_rows(kind, shape, backend):
+    """As from torch's layer norm, and without a second copy: what comes next reads rows."""
+    build, torchs = BUILDS[kind]
+    layer, x = randomize_(build(shape[1])), torch.randn(shape).movedim(1, -1).requires_grad_()
+    theirs = torchs(shape[1])
+    theirs.load_state_dict(layer.state_dict())
+    with select.backend(backend):
+        for run in (layer, lambda x: layer(x, residual=torch.zeros_like(x))):
+            y, z = run(x), theirs(x)
+            if kind == "layer" or backend == "native":
+                assert y.is_contiguous()
+            dy = torch.randn_like(z)
+            leaves = [x, *layer.parameters()], [x, *theirs.parameters()]
+            assert_close(y, z, rtol=1e-5, atol=1e-5)
+            for a, b in zip(torch.autograd.grad(y, leaves[0], dy), torch.autograd.grad(z, leaves[1], dy), strict=True):
+                assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_one_copy_of_channels_moved_last():
+    layer, x = randomize_(nk.LayerNorm(16)), torch.randn(2, 16, 5, 5).movedim(1, -1)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen, torch.no_grad():
+        layer.train()(x)
+    assert sum(event.count for event in seen.key_averages() if event.key == "aten::copy_") == 1

@@ -184,7 +184,7 @@ def normalize_last(
             return given.applied(z, (x.shape[0], *between, *shape), residual, recipe.activation)
     if has_no_values(x):
         return normalize_nothing(x, recipe, weight, bias, residual)
-    return select.normalized(x, recipe, weight=weight, bias=bias, residual=residual)
+    return select.normalized(maps.as_rows(x), recipe, weight=weight, bias=bias, residual=residual)
 
 
 def normalize_channels(

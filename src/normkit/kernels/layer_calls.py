@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from normkit.kernels import added, autograd, core, native, plans, straight
+from normkit.kernels.maps import as_rows
 from normkit.kernels.plans import Plan
 from normkit.kernels.select import requested_eagerly
 from normkit.tracing import is_recomputing
@@ -25,7 +26,7 @@ SMALL = {
     "groups": 1 << 20,
     "groups, cut off": 1 << 18,  # by ReLU, which costs our loops nothing
     "last": 1 << 20,
-    "last, trained": 1 << 11,  # by the operator for groups: see `straight.layer_norm_as_groups`
+    "last, trained": 1 << 10,  # by the operator for groups: see `straight.layer_norm_as_groups`
     "of examples": 1 << 14,  # with parameters of each example, which take torch a pass of their own
     "line": 512,  # of the values that share statistics, whatever their number in all
     "sum": 1 << 17,  # that is normalized: added by torch, and not in the pass of our loops
@@ -84,6 +85,7 @@ def layer_norm(
         y = straight.layer_norm_as_groups(x, weight, bias, normalized, eps, activation)
         if y is not None:
             return y
+    x = as_rows(x)
     plan = _plan_of_layer(plans.of_last, x, weight, bias, normalized, eps, activation)
     return None if plan is None else autograd.call(x, weight, bias, plan)
 
@@ -92,6 +94,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Any)
     """A root mean square norm's call: on CPUs torch makes it of several operators, so that the loops always win."""
     if _goes_straight(x):
         return None if bias is not None else straight.rms_norm_call(x, weight, *terms)
+    x = as_rows(x)
     plan = _plan_of_layer(plans.of_last_squares, x, weight, bias, *terms)
     return None if plan is None else autograd.call(x, weight, bias, plan)
 

@@ -27,7 +27,8 @@ class LayerNorm2d(NormLayer, nn.LayerNorm):
         negative_slope: of activation="leaky_relu".
 
     Call:
-        layer(x), or layer(x, residual=r) for activation(LN(x) + r). x may have any memory format, and keeps it.
+        layer(x), or layer(x, residual=r) for activation(LN(x) + r). The output has its channels side by side
+        (channels_last), whatever the memory format of x.
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class RMSNorm2d(NormLayer, nn.RMSNorm):
         negative_slope: of activation="leaky_relu".
 
     Call:
-        layer(x), or layer(x, residual=r) for activation(RMS(x) + r). x may have any memory format, and keeps it.
+        layer(x), or layer(x, residual=r) for activation(RMS(x) + r). The output has its channels side by side
+        (channels_last), whatever the memory format of x.
     """
 
     def __init__(
