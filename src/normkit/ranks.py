@@ -45,8 +45,11 @@ def gathered(value: T, caller: str) -> list[T]:
     return every
 
 
-def together(make: Callable[[], T], caller: str) -> T:
-    """What this rank makes, while all do. If one fails, all raise, so that none is left waiting for it."""
+def together(make: Callable[[], T], caller: str, gather: Callable[[Any], list[Any]] | None = None) -> T:
+    """What this rank makes, while all do. If one fails, all raise, so that none is left waiting for it.
+
+    `gather` exchanges what failed, where that is not for the default group.
+    """
     if world_size() == 1:
         return make()
     made, failure = None, None
@@ -54,7 +57,8 @@ def together(make: Callable[[], T], caller: str) -> T:
         made = make()
     except Exception as error:  # whatever it is: the other ranks wait
         failure = error
-    reasons = gathered(None if failure is None else f"{type(failure).__name__}: {failure}", caller)
+    own = None if failure is None else f"{type(failure).__name__}: {failure}"
+    reasons = gathered(own, caller) if gather is None else gather(own)
     if failure is not None:
         raise failure
     for rank, reason in enumerate(reasons):

@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from normkit.errors import BackendError, DistributedError, NormkitError
 from normkit.lab.data import Share
 from normkit.layers.absent_ranks import who_was_absent
+from normkit.ranks import together
 
 T = TypeVar("T")
 
@@ -80,18 +81,7 @@ class Ranks:
 
     def together(self, make: Callable[[], T]) -> T:
         """What this rank makes, while all do. If one fails, all raise, so that none is left waiting."""
-        made, failure = None, None
-        try:
-            made = make()
-        except (NormkitError, OSError) as error:
-            failure = error
-        reasons = self.gather(None if failure is None else str(failure))
-        if failure is not None:
-            raise failure
-        for rank, reason in enumerate(reasons):
-            if reason is not None:
-                raise DistributedError(f"Rank {rank} could not go on: {reason}")
-        return made  # type: ignore[return-value]
+        return together(make, "The run", self.gather)
 
     def wait(self) -> None:
         """Wait until all ranks are here, for as long as it takes one to measure."""
