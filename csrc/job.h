@@ -121,6 +121,8 @@ struct Kernels {
   void (*backward_apply)(const Job&, ParallelFor);  // ... and the second
   void (*gate)(const GateJob&, ParallelFor);
   void (*copy)(const char* from, char* to, int64_t lines, ParallelFor);  // lines of 64 bytes: what memory alone takes
+  // From (matrices, rows, columns) to (matrices, columns, rows).
+  void (*turn_over)(const float* from, float* to, int64_t matrices, int64_t rows, int64_t columns, ParallelFor);
 };
 
 extern const Kernels kBaseline;

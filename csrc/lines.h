@@ -278,12 +278,22 @@ template <class T> struct Lines {
       settle(p, p + 1, known);
       std::copy(known.coefficients.begin(), known.coefficients.end(), k.begin() + p * groups);
     });
+    // What would be added up in pending sums alone may be so where it is wanted.
+    static_assert(std::is_same_v<S, P>);
+    const bool are_few = job.populations <= kFlush && job.positions == 1;
     // Blocks must not divide a channel.
     const int64_t block = std::max<int64_t>(1, kColumns / job.positions) * job.positions, per = ceil_div(length, block);
     run(parallel_for, groups * per, [&](int64_t i) {
       const int64_t g = i / per, c0 = i % per * block, c1 = std::min(length, c0 + block), base = g * length + c0;
-      ColumnSums sums(c1 - c0);
       std::vector<T> room;
+      if (are_few) {
+        std::vector<S> unwanted(job.dweight && job.dbias ? 0 : c1 - c0);
+        const auto of_these = [&](void* all) { return all ? static_cast<S*>(all) + base : unwanted.data(); };
+        S *dweight = of_these(job.dweight), *dbias = of_these(job.dbias);
+        for (S* out : {dweight, dbias}) std::fill_n(out, c1 - c0, S(0));
+        return apply_gradients(0, job.populations, g, c0, c1, k.data(), dweight, dbias, room);
+      }
+      ColumnSums sums(c1 - c0);
       for (int64_t p = 0; p < job.populations; p += kFlush) {
         apply_gradients(p, std::min(job.populations, p + kFlush), g, c0, c1, &k[p * groups], sums.pending[0],
                         sums.pending[1], room);

@@ -7,6 +7,7 @@
 #include "lines.h"
 #include "planes.h"
 #include "rows.h"
+#include "turn.h"
 
 namespace normkit {
 namespace NK_NAMESPACE {
@@ -82,6 +83,7 @@ const Kernels NK_TABLE{NK_NAME,
                        NK_NAMESPACE::by_type<NK_NAMESPACE::Op::backward_sums>,
                        NK_NAMESPACE::by_type<NK_NAMESPACE::Op::backward_apply>,
                        NK_NAMESPACE::gate,
-                       NK_NAMESPACE::copy};
+                       NK_NAMESPACE::copy,
+                       NK_NAMESPACE::turn_over};
 
 }  // namespace normkit

@@ -525,6 +525,23 @@ PyObject* py_copy(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
+// (from, to, matrices, rows, columns): floats
+PyObject* py_turn_over(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  Arguments in(args, n);
+  const float* from = in.pointer<float>();
+  float* to = in.pointer<float>();
+  const int64_t matrices = in.integer(), rows = in.integer(), columns = in.integer();
+  if (!in.done()) return nullptr;
+  if (!from || !to || matrices < 0 || rows < 1 || columns < 1) {
+    PyErr_SetString(PyExc_ValueError, "turning matrices over needs memory for both, and at least one row and one column");
+    return nullptr;
+  }
+  Py_BEGIN_ALLOW_THREADS
+  kernels->turn_over(from, to, matrices, rows, columns, threads_for(matrices * rows * columns));
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
 PyObject* py_use_threads(PyObject*, PyObject* address) {
   void* pointer = PyLong_AsVoidPtr(address);
   if (PyErr_Occurred()) return nullptr;
@@ -591,6 +608,7 @@ PyMethodDef methods[] = {
     {"backward_apply", reinterpret_cast<PyCFunction>(py_backward_apply), METH_FASTCALL, "A gradient from shared sums."},
     {"gate", reinterpret_cast<PyCFunction>(py_gate), METH_FASTCALL, "A function of each run, its gradient, or sums for it."},
     {"copy", reinterpret_cast<PyCFunction>(py_copy), METH_FASTCALL, "Copy past the cache: what memory alone takes."},
+    {"turn_over", reinterpret_cast<PyCFunction>(py_turn_over), METH_FASTCALL, "Copy matrices, columns as rows."},
     {"use_threads", py_use_threads, METH_O, "Use torch's threads: the address of its torch_parallel_for; 0 for none."},
     {"use_openmp_threads", reinterpret_cast<PyCFunction>(py_use_openmp_threads), METH_FASTCALL,
      "Use the threads of an OpenMP runtime: the addresses of its entries."},

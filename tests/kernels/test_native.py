@@ -472,3 +472,23 @@ def test_evaluated_with_a_gradient_or_without(is_stored, instruction_set):
         with torch.no_grad():
             plain = layer(x)
         assert torch.equal(plain, layer(x.requires_grad_()))
+
+
+@pytest.mark.parametrize("parts", ["both", "weight", "bias"])
+@pytest.mark.parametrize("lines", [1, 2, 64, 65])
+def test_parameters_of_few_and_of_many_long_lines(instruction_set, lines, parts):
+    """Where the lines are few, their sums go straight to where they are wanted."""
+    layer, x = randomize_(nk.LayerNorm(9001)), torch.randn(lines, 9001)
+    layer.weight.requires_grad_(parts != "bias")
+    layer.bias.requires_grad_(parts != "weight")
+    twin = copy.deepcopy(layer).double()
+    dy = torch.randn_like(x)
+    with select.backend("native"):
+        layer(x).backward(dy)
+    with select.backend("reference"):
+        twin(x.double()).backward(dy.double())
+    for name, found in layer.named_parameters():
+        expected = twin.get_parameter(name).grad
+        assert (found.grad is None) == (parts not in ("both", name))
+        if expected is not None:
+            torch.testing.assert_close(found.grad.double(), expected, rtol=1e-5, atol=1e-5)

@@ -296,9 +296,10 @@ RUNS = {
 
 def main(file: str, instruction_set: str, *runs: str) -> None:
     core = load(file)
-    from normkit.kernels import layer_calls, select
+    from normkit.kernels import layer_calls, native, select
 
     layer_calls.SMALL = dict.fromkeys(layer_calls.SMALL, 0)  # the rows are small, and this is about our loops
+    native.WORTH_TURNING = 0
     core.use_instruction_set(instruction_set)
     assert select.status().items() >= {"backend": "native", "instruction set": instruction_set}.items()
     torch.manual_seed(0)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from normkit.kernels import native
 from normkit.kernels.reference import Recipe
 from normkit.kernels.select import normalize_stored, normalized
 from normkit.moments import Moments
+from normkit.tracing import is_plain
 
 
 def normalized_channels(
@@ -25,7 +29,7 @@ def normalized_channels(
     """
     recipe = recipe._replace(over=(x.dim() - 1,))
     moved = None if residual is None else residual.movedim(1, -1)
-    rows = x.movedim(1, -1).contiguous()
+    rows = as_rows(x.movedim(1, -1)).contiguous()
     return normalized(rows, recipe, weight=weight, bias=bias, residual=moved).movedim(x.dim() - 1, 1)
 
 
@@ -34,8 +38,26 @@ def as_rows(x: Tensor) -> Tensor:
 
     Torch's layer norm returns such rows, too, and what comes next, most often a Linear, reads them.
     """
-    is_moved = x.dim() > 2 and not x.is_contiguous() and x.movedim(-1, 1).is_contiguous()
-    return x.contiguous() if is_moved else x
+    if x.dim() < 3 or x.is_contiguous() or not x.movedim(-1, 1).is_contiguous():
+        return x
+    return _apply(x) if is_plain(x) else x.contiguous()
+
+
+class _AsRows(torch.autograd.Function):
+    """As `contiguous`, by the loops; a gradient is what it is in either layout."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return the rows."""
+        return native.copied(x, torch.empty(x.shape, dtype=x.dtype, device=x.device))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """Return the gradient."""
+        return grads[0]
+
+
+_apply = super(torch.autograd.Function, _AsRows).apply  # see `autograd.apply`
 
 
 def restored(

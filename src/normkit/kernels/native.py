@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from normkit.kernels import core
 from normkit.kernels.core import loops
 from normkit.kernels.plans import TYPES, Memory, Plan
 from normkit.moments import Moments
@@ -18,6 +19,8 @@ _NON_FINITE = {"propagate": 0, "raise": 1, "skip-update": 2}
 
 # What a forward says of itself: see Outcome in csrc/module.cpp.
 DONE, ODD_PADDING, NON_FINITE = 0, 1, 2
+
+WORTH_TURNING = 1 << 14  # values: of fewer, torch's copy takes no longer
 
 
 class Renorm(NamedTuple):
@@ -51,7 +54,34 @@ def like(t: Tensor, x: Tensor) -> Tensor:
     """Return a tensor of the shape of x in the type and the layout of x; itself, if it has both."""
     if t.dtype is not x.dtype:
         t = t.to(x.dtype)
-    return t if t.stride() == x.stride() else torch.empty_like(x).copy_(t)
+    return t if t.stride() == x.stride() else copied(t, torch.empty_like(x))
+
+
+def copied(t: Tensor, target: Tensor) -> Tensor:
+    """Copy values between two memory layouts. Where one has positions side by side and the other channels, loops do."""
+    are_floats = t.dtype is target.dtype is torch.float32 and t.is_cpu and target.is_cpu
+    turned = _turned(t, target) if are_floats and t.numel() >= WORTH_TURNING and core.WHY_NOT is None else None
+    if turned is None:
+        return target.copy_(t)
+    loops.turn_over(t.data_ptr(), target.data_ptr(), *turned)
+    return target
+
+
+def _turned(t: Tensor, target: Tensor) -> tuple[int, int, int] | None:
+    """The matrices, their rows and their columns, that one has to turn over to copy; None if it is another copy."""
+    if t.dim() < 3:
+        return None
+    one, other = (t, target) if t.is_contiguous() else (target, t)
+    if not one.is_contiguous():
+        return None
+    examples, size = t.shape[0], t.numel() // t.shape[0]
+    for dim, moved in ((1, -1), (-1, 1)):
+        if other.movedim(dim, moved).is_contiguous():
+            channels = t.shape[dim]
+            # Of the contiguous one the channels are rows where they come before the positions.
+            are_rows = (dim == 1) == (one is t)
+            return (examples, channels, size // channels) if are_rows else (examples, size // channels, channels)
+    return None
 
 
 def backward(
