@@ -60,7 +60,9 @@ def fail_together(ranks, rank):
         if rank == 1:
             raise ArgumentError("nothing there")
 
-    with pytest.raises(ArgumentError if rank else DistributedError, match="nothing there" if rank else "failed on rank 1"):
+    with pytest.raises(
+        ArgumentError if rank else DistributedError, match="nothing there" if rank else "failed on rank 1"
+    ):
         ranks.together(fail)
     with pytest.raises(RuntimeError, match=r"^out of memory$"):
         ranks.exchange(fail_to_compute, "taking a step")
