@@ -35,18 +35,19 @@ def test_shows_verdict_tables_notes_and_provenance():
 
 def test_shows_claim_reasons_and_picture():
     picture = {"file": "b.png", "title": "Loss"}
-    record = RECORD | {"claim": "It is so.", "reasons": ["one.", "two."], "picture": picture}
+    beside = {"certainty": "one seed", "reasons": ["one.", "two."], "picture": picture}
+    record = RECORD | {"claim": "It is so."} | beside
     assert record_as_markdown(record, "Steps", "records/").split("\n\n")[:4] == [
         "> It is so.",
-        "Verdict: **unclear**.",
+        "Verdict: **unclear** (one seed).",
         "- one.\n- two.",
         "![Loss](records/b.png)",
     ]
 
 
 def test_lists_claims_and_verdicts():
-    text = verdicts_as_markdown({"a-b": RECORD | {"claim": "It is so."}})
-    assert text.splitlines()[2:] == ["| [`a-b`](#a-b) | **unclear** | It is so. |"]
+    text = verdicts_as_markdown({"a-b": RECORD | {"claim": "It is so.", "certainty": "one seed"}})
+    assert text.splitlines()[2:] == ["| [`a-b`](#a-b) | **unclear** | one seed | It is so. |"]
 
 
 def test_shows_one_table_by_its_title():
@@ -76,6 +77,7 @@ def test_the_numbers_of_a_run_become_records(tmp_path):
         assert [table["title"] for table in record["tables"]] == [table.title for table in findings.tables]
         assert section.command in record_as_markdown(record)
         assert (record["claim"], record["reasons"]) == (findings.claim, list(findings.reasons))
+        assert record["certainty"] == section.how_sure
         if findings.figures:
             assert record["picture"] == {"file": f"{path.stem}.png", "title": findings.figures[0].title}
             assert (tmp_path / record["picture"]["file"]).read_bytes().startswith(b"\x89PNG")
