@@ -15,6 +15,7 @@ from typing import Any
 
 from normkit.figures.figure import Curve, Figure
 from normkit.figures.png import write_stack
+from normkit.lab.certainty import Certainty
 from normkit.lab.report.numbers import DOCUMENT
 
 WIDTH = 720  # of pictures, in pixels
@@ -27,6 +28,7 @@ def record_of(section: dict[str, Any]) -> dict[str, Any]:
     return {
         "claim": findings["claim"],
         "outcome": findings["outcome"],
+        "certainty": Certainty(**section["certainty"]).text(findings["outcome"]) if section["certainty"] else "",
         "reasons": findings["reasons"],
         "run": f"`{section['command']}`, {machine['cores']} cores of {machine['cpu']}, torch {machine['torch']}.",
         "reported": f"Commit {str(header['commit'])[:7]}, {header['started'][:10]}.",

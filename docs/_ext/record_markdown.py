@@ -19,18 +19,25 @@ def record_as_markdown(record: dict[str, Any], only: str | None = None, folder: 
 
 
 def verdicts_as_markdown(records: dict[str, dict[str, Any]]) -> str:
-    """A table of experiments by name, with their claims and verdicts."""
-    rows = [[f"[`{name}`](#{name})", f"**{of['outcome']}**", of["claim"]] for name, of in records.items()]
-    return "\n\n".join(_table({"title": "", "columns": ["experiment", "verdict", "the claim"], "rows": rows}))
+    """A table of experiments by name, with their claims, their verdicts and how sure these are."""
+    columns = ["experiment", "verdict", "how sure", "the claim"]
+    rows = [
+        [f"[`{name}`](#{name})", f"**{of['outcome']}**", of["certainty"], of["claim"]] for name, of in records.items()
+    ]
+    return "\n\n".join(_table({"title": "", "columns": columns, "rows": rows}))
 
 
 def _verdict(record: dict[str, Any]) -> Iterator[str]:
     if "claim" in record:
         yield f"> {record['claim']}"
     if "outcome" in record:
-        yield f"Verdict: **{record['outcome']}**."
+        yield f"Verdict: **{record['outcome']}**{_how_sure(record)}."
     if "reasons" in record:
         yield "\n".join(f"- {reason}" for reason in record["reasons"])
+
+
+def _how_sure(record: dict[str, Any]) -> str:
+    return f" ({record['certainty']})" if record.get("certainty") else ""
 
 
 def _picture(record: dict[str, Any], folder: str) -> Iterator[str]:

@@ -4,10 +4,10 @@
     ```
 
 The file is a JSON object: `tables`, each with `title`, `columns` and `rows`; and, where there is something to say,
-`claim`, `outcome` (the verdict) and `reasons` (for it, a list), `picture` (its `file`, beside this one, and `title`),
-`run` (how it was measured, in one sentence), `reported` (the commit and date of the numbers) and `notes` (paragraphs of
-Markdown). `tools/lab_record.py` writes one from the directory of a run. The directive `verdicts` lists the claims and
-verdicts of several:
+`claim`, `outcome` (the verdict), `certainty` (how sure it is), `reasons` (for it, a list), `picture` (its `file`,
+beside this one, and `title`), `run` (how it was measured, in one sentence), `reported` (the commit and date of the
+numbers) and `notes` (paragraphs of Markdown). `tools/lab_record.py` writes one from the directory of a run. The
+directive `verdicts` lists the claims and verdicts of several, and how sure these are:
 
     ```{verdicts} records landscape noisy-bn
     ```

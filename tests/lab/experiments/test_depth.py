@@ -143,7 +143,8 @@ def test_the_numbers_are_those_of_the_records():
     ]
     assert rows["inception", 34, "gaussian"][4] == "28.0; only BN trains in 2 of 3"
     assert "In 18 of 18 rows and seeds" in findings.reasons[0]
-    assert "1.0 (1.0 to 1.0) with 6 modules and 7.0 (7.0 to 7.0) with 34 from he weights" in findings.reasons[0]
+    ends = "from he weights 1.0 (1.0 to 1.0) with 6 modules, and 7.0 (7.0 to 7.0) with 34;"
+    assert f"Inception's: {ends} from gaussian" in findings.reasons[0]
     assert "In 30 of 30 nets and seeds" in findings.reasons[1]
     there = "18 modules from gaussian weights (14.0 (14.0 to 14.0)), 34 modules from gaussian weights (28.0; only BN"
     assert f"in every seed: {there} trains in 2 of 3). The largest" in findings.reasons[2]
@@ -151,7 +152,9 @@ def test_the_numbers_are_those_of_the_records():
     assert "Without BN 58 of 60 nets and seeds train" in findings.reasons[3]
     first = {curve.name: curve for curve in findings.figures[0].curves}
     assert (first["he"].x, first["he"].y) == ([6, 10, 18, 34], [1.0, 2.0, 4.0, 7.0])
-    assert (first["gaussian"].x, first["gaussian"].high) == ([6, 10, 18, 34], [4.0, 7.0, 14.0, 28.0])
+    assert (first["gaussian"].x, first["gaussian"].low) == ([6, 10, 18, 34], [4.0, 7.0, 14.0, 28.0])
+    assert first["gaussian"].high == [4.0, 7.0, 14.0, 32.0]  # where only BN trains
+    assert first["gaussian"].y[-1] == 32.0
     assert (first["paper"].y, first["paper"].is_published) == ([14.0, 14.0], True)
     by_depth = {curve.name: curve for curve in findings.figures[3].curves}
     assert by_depth["gaussian, none"].low == [0.8, 0.8, 0.8, 0.1]

@@ -2,11 +2,15 @@
 
 import json
 import re
+import shutil
+from collections import Counter
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from normkit.lab import write_report_of
+from normkit.lab.certainty import Certainty
 from normkit.lab.experiments import NAMES, experiment_named
 from normkit.lab.record import read_run
 from normkit.lab.report import story as story_module
@@ -17,6 +21,7 @@ from support import report_samples
 from support.html_reader import VOID, Reader
 from support.written_runs import MADE_UP, write_run
 
+DOCUMENTED = Path(__file__).parents[3] / "docs" / "lab" / "all"
 PARTS = {part.name: part for chapter in CHAPTERS for part in chapter.parts}
 TEXTS = [text for chapter in CHAPTERS for text in (chapter.text, *(part.text for part in chapter.parts))]
 # What papers report, with what it is.
@@ -165,13 +170,15 @@ def said_by(findings):
     )
 
 
-def counted(trials):
-    """What may be counted in an experiment's trials."""
+def counted(trials, section):
+    """What may be counted in an experiment's trials and verdicts, and its arms, whose names stand by pictures."""
     arms, seeds = ({trial.header[key] for trial in trials} for key in ("arm", "seed"))
+    ends = Counter(trial.end["status"] for trial in trials)
     return [
-        *(f"{len(each)} {noun}" for each, noun in ((arms, "arms"), (seeds, "seeds"), (trials, "trials"))),
-        f"{len(trials)} done",
-        f"the same in {len(seeds)} of {len(seeds)} seeds alone",
+        *arms,
+        *(f"{len(each)} {noun}" for each, noun in ((arms, "arm"), (seeds, "seed"), (trials, "trial"))),
+        *(f"{number} {status}" for status, number in ends.items()),
+        Certainty(**section["certainty"]).text(section["findings"]["outcome"]),
     ]
 
 
@@ -181,9 +188,11 @@ def unexplained(directory):
     runs = {str(run.header["experiment"]): run for run in read_run(directory).by_experiment()}
     known = {name: [experiment_named(name).claim, experiment_named(name).source] for name in NAMES}
     for name, section in sections.items():
-        known[name] += [*said_by(section["findings"]), *counted(runs[name].trials)]
-    counts = f"{len(NAMES)} experiments: {len(sections)} supported, {len(NAMES) - len(sections)} not run"
-    known[""] = [counts, *(text for texts in known.values() for text in texts)]
+        known[name] += [*said_by(section["findings"]), *counted(runs[name].trials, section)]
+    outcomes = Counter(section["findings"]["outcome"] for section in sections.values())
+    outcomes["not run"] = len(NAMES) - len(sections)
+    counts = [f"{len(NAMES)} experiments", *(f"{number} {outcome}" for outcome, number in outcomes.items())]
+    known[""] = [*counts, *(text for texts in known.values() for text in texts)]
     texts = Story(page_of(directory)).texts
     return [number for name in texts for number in numbers_without_a_source(without(texts[name], known[name]))]
 
@@ -205,6 +214,28 @@ def run(tmp_path_factory):
 
 def test_every_number_of_the_story_stems_from_its_findings_or_from_a_paper(run):
     assert unexplained(run) == []
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """The run that the documentation keeps, with its page written again."""
+    directory = tmp_path_factory.mktemp("kept") / "all"
+    shutil.copytree(DOCUMENTED, directory)
+    (directory / "report.html").unlink()
+    assert {section.title for section in write_report_of(directory).sections} == set(NAMES)
+    return directory
+
+
+@pytest.mark.deep
+def test_every_number_of_the_documented_story_stems_from_its_records(kept):
+    assert unexplained(kept) == []
+
+
+@pytest.mark.deep
+def test_the_documented_page_is_the_one_that_its_records_give(kept):
+    assert Story(page_of(DOCUMENTED)).texts == Story(page_of(kept)).texts
+    drawn = [Reader(page_of(each)).of("script", id="figures")[0]["text"] for each in (DOCUMENTED, kept)]
+    assert drawn[0] == drawn[1]
 
 
 def test_numbers_that_were_typed_into_sentences_are_found(tmp_path, monkeypatch):

@@ -254,14 +254,14 @@ def _counted(answers: Answers) -> str:
 
 def _depth_reason(found: Factors, deeper: Answers, pairs: Pairs) -> str:
     ends = [
-        f"{_shown(found[shallow].values())} with {shallow.depth} modules and {_shown(found[deep].values())} with "
-        f"{deep.depth} from {deep.weights} weights"
+        f"from {deep.weights} weights {_shown(found[shallow].values())} with {shallow.depth} modules, and "
+        f"{_shown(found[deep].values())} with {deep.depth}"
         for deep, shallow in pairs
         if deep.family == INCEPTION
     ]
     return (
         f"(a) In {_counted(deeper)} rows and seeds that can be compared, the deepest net's factor exceeds the "
-        f"shallowest's; that of Inception is {', '.join(ends)}."
+        f"shallowest's. Inception's: {'; '.join(ends)}."
     )
 
 
@@ -337,14 +337,16 @@ def _figures(run: Run, found: Factors, depths: Mapping[str, Sequence[int]]) -> l
 
 
 def _factor_figure(found: Factors, family: str, depths: Sequence[int]) -> Figure:
+    most = 1 / FIRST
     note = (
-        "Median and range over seeds. Left out: nets that train with BN only, and such as never come to the accuracy "
-        "without it; the table has them."
+        f"Median and range over seeds. At {most:.0f}, the largest factor that can be measured: only BN trains. Left "
+        "out: nets that train with neither, and such as never come to the accuracy without BN; the table has them."
     )
-    curves = [
-        curve_of_medians(kind, [(depth, numbers(found[Net(family, depth, kind)].values())) for depth in depths])
-        for kind in WEIGHTS
-    ]
+
+    def drawn(of: Net) -> list[float]:
+        return [min(factor, most) for factor in found[of].values() if factor]
+
+    curves = [curve_of_medians(kind, [(n, drawn(Net(family, n, kind))) for n in depths]) for kind in WEIGHTS]
     if family == INCEPTION:
         curves.append(Curve("paper", [depths[0], depths[-1]], [PAPER, PAPER], is_published=True))
     title = f"Times fewer steps with BN by depth: {family}"

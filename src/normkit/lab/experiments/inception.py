@@ -99,7 +99,10 @@ NOTES = (
     "seed, of 20 arms and 1,920 steps. To have three in the same time, the lowest two rates and six of the other "
     "decays are left out there, and the plain net has 1,200 steps; written before the first run of that.",
     "The net is of the paper's build, with six modules and an eighth of its width, so that a step takes 20 ms on one "
-    "core and not a second. So small a net is easier to train without BN than the paper's: its factors are smaller.",
+    "core and not a second. So small a net is easier to train without BN than the paper's: its factors are smaller. "
+    "What they depend on is asked by `depth`: at the desk scale it found 5.6 times fewer steps with six modules from "
+    "He's weights, and 14 or more only where no net trains without BN at all: with 10 and with 18 modules, from "
+    "Gaussian weights of one width for all layers.",
     "A ratio is only fair if the plain net is trained until it gets no better: what it still gained in the last "
     "quarter of its steps is said above. Each net is tested equally often in its time: the plain ones' whole length, "
     "two thirds of it for bn-baseline, half for the others with BN, a third for plain sigmoids. At the desk scale "
