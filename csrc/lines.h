@@ -155,12 +155,11 @@ template <class T> struct Lines {
 
   void apply(int64_t p0, int64_t p1, Known& known) const {
     set_coefficients(p0, p1, known);
-    const bool past = stream(y) && !job.addends[0];  // beside a sum that goes to the cache nothing is won by it
     for (int64_t g = 0; g < groups; ++g) {
       together(p0, p1, g, known.coefficients.data(), [&]<int K>(int64_t p, const LineCoefficients<S>* k) {
         const int64_t i = at(p, g);
         inner.template of_lines<K>().forward(x + i, from(residual, i), y + i, width, length, k,
-                                             parameters_of(p, g * length), job.activation, ahead, past);
+                                             parameters_of(p, g * length), job.activation, ahead, stream(y));
       });
     }
   }

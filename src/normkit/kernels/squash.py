@@ -11,7 +11,7 @@ from normkit.kernels import masked, reference
 from normkit.kernels.maps import restored
 from normkit.kernels.reference import Recipe
 from normkit.kernels.select import plan_for, refuse_loops, requested
-from normkit.tracing import is_exporting
+from normkit.tracing import is_exporting, is_plain
 
 Function = Literal["tanh", "erf"]
 
@@ -86,5 +86,7 @@ def _restores_in_loops(
 def by_operators(x: Tensor, function: Function, alpha: Tensor, shift: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return function(alpha * x + shift), computed and returned in this type."""
     x, alpha = x.to(dtype), alpha.to(dtype)
-    z = x * alpha if shift is None else torch.addcmul(shift.to(dtype), x, alpha)
+    z = x * alpha if shift is None else x * alpha + shift.to(dtype)
+    if is_plain(z) and not z.requires_grad:  # in memory that nobody else has seen
+        return z.tanh_() if function == "tanh" else z.erf_()
     return z.tanh() if function == "tanh" else z.erf()

@@ -91,6 +91,14 @@ def test_a_ghost_of_one_chunk_is_batch_norm():
     assert rises_of(Run(Path(), trials), GHOST, (32, 2)) == pytest.approx({0: 0.05})
 
 
+def test_at_equal_steps_the_ghost_says_what_statistics_cost():
+    findings = EXPERIMENT.findings(run_of())
+    assert "of 2 (ghost), BN's error rises by 2.0 (2.0 to 2.0) points" in findings.reasons[3]
+    first = {curve.name: curve for curve in findings.figures[0].curves}
+    assert (first["ghost"].x, first["ghost"].y) == ([2, 8, 32], pytest.approx([0.17, 0.15, 0.15]))
+    assert [curve.name for curve in findings.figures[1].curves] == ["layer", "instance", "frozen"]
+
+
 def test_all_arms_see_as_many_examples_and_rates_go_by_the_batch():
     for scale, sizes in SIZES.items():
         arms = EXPERIMENT.arms(scale)
