@@ -9,8 +9,7 @@ from torch import Tensor
 
 from normkit.kernels import native
 from normkit.kernels.reference import Recipe
-from normkit.kernels.select import normalize_stored, normalized
-from normkit.moments import Moments
+from normkit.kernels.select import normalized
 from normkit.tracing import is_plain
 
 
@@ -58,13 +57,3 @@ class _AsRows(torch.autograd.Function):
 
 
 _apply = super(torch.autograd.Function, _AsRows).apply  # see `autograd.apply`
-
-
-def restored(
-    x: Tensor, activation: str | None, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
-) -> Tensor:
-    """Return activation(x * weight + bias + residual), with one weight and bias per channel of x, (N, C, ...)."""
-    channels, rank = x.shape[1], x.dim()
-    neutral = Moments(x.new_zeros(channels, dtype=torch.float32), x.new_ones(channels, dtype=torch.float32), 0)
-    recipe = Recipe((0, *range(2, rank)), 0.0, activation, True, (1, channels, *(1,) * (rank - 2)))
-    return normalize_stored(x, recipe, neutral, weight, bias, residual)

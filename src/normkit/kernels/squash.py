@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from normkit.kernels import masked, reference
-from normkit.kernels.maps import restored
 from normkit.kernels.reference import Recipe
-from normkit.kernels.select import plan_for, refuse_loops, requested
+from normkit.kernels.select import normalize_stored, plan_for, refuse_loops, requested
+from normkit.moments import Moments
 from normkit.tracing import is_exporting, is_plain
 
 Function = Literal["tanh", "erf"]
@@ -74,6 +74,16 @@ def _squashed_by_loops(
     else:
         return None
     return restored(y, activation, weight, bias, residual)
+
+
+def restored(
+    x: Tensor, activation: str | None, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
+) -> Tensor:
+    """Return activation(x * weight + bias + residual), with one weight and bias per channel of x, (N, C, ...)."""
+    channels, rank = x.shape[1], x.dim()
+    neutral = Moments(x.new_zeros(channels, dtype=torch.float32), x.new_ones(channels, dtype=torch.float32), 0)
+    recipe = Recipe((0, *range(2, rank)), 0.0, activation, True, (1, channels, *(1,) * (rank - 2)))
+    return normalize_stored(x, recipe, neutral, weight, bias, residual)
 
 
 def _restores_in_loops(

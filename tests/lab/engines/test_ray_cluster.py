@@ -118,7 +118,7 @@ def test_ctrl_c_ends_everything(tmp_path, temporary):
         command.main.send_signal(signal.SIGINT)
         code, _, err = command.ended()
         command.wait_until(lambda: not command.alive(), needs_main=False)
-    assert code == 130
+    assert code == 130, err
     assert f"to resume: normkit lab run sigmoid-mlp --engine ray --out {tmp_path} --resume" in err
     assert list(temporary.glob("ray-*")) == []
 

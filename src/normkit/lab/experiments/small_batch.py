@@ -231,10 +231,11 @@ def _population_reason(run: Run, sizes: Sequence[int]) -> str:
 
 
 def _chunk_reason(rises: Mapping[str, Mapping[int, float]], sizes: Sequence[int]) -> str:
+    rise = _percent(rises[GHOST].values())
     return (
-        "Small batches take more steps, by which all norms gain. In the steps of batches of "
-        f"{sizes[0]}, with statistics of {sizes[-1]} (ghost), BN's error rises by {_percent(rises[GHOST].values())} points; "
-        "group norm has no statistics of batches."
+        f"Small batches take more steps, by which all norms gain. In the steps of batches of {sizes[0]}, "
+        f"with statistics of {sizes[-1]} (ghost), BN's error rises by {rise} points; group norm has no statistics of "
+        "batches."
     )
 
 
