@@ -1,6 +1,9 @@
 """A trial in a process of a Ray cluster, and what becomes of trials there; clusters are in test_ray_cluster.py."""
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -208,6 +211,26 @@ def test_a_trial_that_fails_is_named_and_the_others_are_cancelled(monkeypatch):
     with pytest.raises(TrialError, match=r"^toy\.adam\.0 failed: out of luck$"):
         cluster.sweep(Told())
     assert cluster.cancelled == [TRIALS[1]]
+
+
+class InterruptedAtItsEnd:
+    """As Ray's references have it: what is raised in a destructor is dropped."""
+
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interruption_that_python_drops_is_not_lost(monkeypatch):
+    def outcome(trial, options):
+        InterruptedAtItsEnd()
+
+    cluster, progress = Cluster(monkeypatch, outcome), Told()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.sweep(progress)
+    assert progress.ended == TRIALS[:1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_interruption_cancels_what_runs(monkeypatch):

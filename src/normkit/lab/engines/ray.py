@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -93,13 +96,15 @@ class _Sweep:
     def run(self, trials: Sequence[Trial], jobs: int) -> None:
         """Run all of them, at most `jobs` at a time."""
         waiting = deque(trials)
-        while waiting or self._running:
-            while waiting and len(self._running) < jobs:
-                self._start(waiting.popleft(), self._options)
-            ended, _ = self._ray.wait([*self._running], timeout=_POLL)
-            self._show_steps()
-            for task in ended:
-                self._settle(task, self._running.pop(task))
+        with noticed_interrupts() as check:
+            while waiting or self._running:
+                check()
+                while waiting and len(self._running) < jobs:
+                    self._start(waiting.popleft(), self._options)
+                ended, _ = self._ray.wait([*self._running], timeout=_POLL)
+                self._show_steps()
+                for task in ended:
+                    self._settle(task, self._running.pop(task))
 
     def cancel(self) -> None:
         """End what still runs: checkpoints are whole at any moment."""
@@ -140,6 +145,33 @@ class _Sweep:
         with contextlib.suppress(self._ray.exceptions.RayError):  # without the process that has them, steps are unseen
             for trial, *step in self._messages.get_nowait_batch(self._messages.qsize()):
                 self._progress.step(trial, *step)
+
+
+@contextlib.contextmanager
+def noticed_interrupts() -> Iterator[Callable[[], None]]:
+    """Yield a check that raises KeyboardInterrupt once more, if one was lost.
+
+    Python drops what is raised in a destructor, and Ray's references have destructors that run at every step.
+    """
+    noticed: list[int] = []
+    usual = signal.getsignal(signal.SIGINT)
+
+    def notice(number: int, frame: FrameType | None) -> None:
+        noticed.append(number)
+        signal.default_int_handler(number, frame)
+
+    def check() -> None:
+        if noticed:
+            raise KeyboardInterrupt
+
+    is_ours = usual is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    if is_ours:
+        signal.signal(signal.SIGINT, notice)
+    try:
+        yield check
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGINT, usual)
 
 
 # ---- the directory that the nodes share
