@@ -94,9 +94,13 @@ def test_a_ghost_of_one_chunk_is_batch_norm():
 def test_at_equal_steps_the_ghost_says_what_statistics_cost():
     findings = EXPERIMENT.findings(run_of())
     assert "of 2 (ghost), BN's error rises by 2.0 (2.0 to 2.0) points" in findings.reasons[3]
-    first = {curve.name: curve for curve in findings.figures[0].curves}
-    assert (first["ghost"].x, first["ghost"].y) == ([2, 8, 32], pytest.approx([0.17, 0.15, 0.15]))
-    assert [curve.name for curve in findings.figures[1].curves] == ["layer", "instance", "frozen"]
+    drawn = [{curve.name: (curve.x, curve.y) for curve in figure.curves} for figure in findings.figures]
+    assert drawn[0] == {
+        "batch": ([2, 8, 32], pytest.approx([0.17, 0.15, 0.15])),
+        "group": ([2, 8, 32], pytest.approx([0.15, 0.15, 0.15])),
+    }
+    assert drawn[1]["batch"] == ([2, 8, 32], pytest.approx([0.25, 0.15, 0.15]))
+    assert [list(of) for of in drawn[1:]] == [["batch", "group", "renorm", "moving"], ["layer", "instance", "frozen"]]
 
 
 def test_all_arms_see_as_many_examples_and_rates_go_by_the_batch():

@@ -255,16 +255,24 @@ def _table(run: Run, rises: Mapping[str, Mapping[int, float]], sizes: Sequence[i
 def _figures(run: Run, sizes: Sequence[int]) -> list[Figure]:
     note = "At the end: median and range over seeds."
 
-    def figure(title: str, norms: Sequence[str], note: str = note) -> Figure:
-        curves = [curve_of_medians(norm, [(size, errors(norm, size)) for size in reversed(sizes)]) for norm in norms]
-        return Figure(f"Test error by batch, {title}", "batch", "error", curves, note, log_x=True)
+    def figure(title: str, x: str, note: str, arms: Mapping[str, Callable[[int], str]]) -> Figure:
+        curves = [
+            curve_of_medians(name, [(size, [*map(error, run.of(arm(size)))]) for size in reversed(sizes)])
+            for name, arm in arms.items()
+        ]
+        return Figure(title, x, "error", curves, note, log_x=True)
 
-    def errors(norm: str, size: int) -> list[float]:
-        of = BATCH if norm == GHOST and size == sizes[0] else norm  # a single chunk
-        return [*map(error, run.of(f"{of}-{size}"))]
+    def by_batch(title: str, norms: Sequence[str]) -> Figure:
+        return figure(f"Test error by batch, {title}", "batch", note, {norm: f"{norm}-{{}}".format for norm in norms})
 
-    chunks = f"{note} Ghost: batches of {sizes[0]}, with statistics of so many."
+    most = sizes[0]
+    alike = f"{note} All in batches of {most}, and in as many steps: group norm has no statistics of batches."
+    same_steps = {
+        BATCH: lambda size: f"{GHOST if size < most else BATCH}-{size}",
+        GROUP: lambda size: f"{GROUP}-{most}",
+    }
     return [
-        figure("of batch and group norm", (BATCH, GROUP, *MOVED, GHOST), chunks),
-        figure("of the others", ALONE),
+        figure("Test error by how many examples share statistics", "examples", alike, same_steps),
+        by_batch("of batch and group norm", (BATCH, GROUP, *MOVED)),
+        by_batch("of the others", ALONE),
     ]
