@@ -9,7 +9,8 @@ beside this one, and `title`), `run` (how it was measured, in one sentence), `re
 numbers) and `notes` (paragraphs of Markdown). `tools/lab_record.py` writes one from the directory of a run. The
 directive `verdicts` lists the claims and verdicts of several, and how sure these are:
 
-    ```{verdicts} records landscape noisy-bn
+    ```{verdicts} records
+    landscape noisy-bn
     ```
 """
 
@@ -58,14 +59,14 @@ class RecordDirective(_Records):
 
 
 class VerdictsDirective(_Records):
-    """Lists what experiments claim and what became of it: a folder of records, and their names."""
+    """Lists what experiments claim and what became of it: a folder of records, and their names below it."""
 
-    required_arguments = 2
-    final_argument_whitespace = True
+    required_arguments = 1
+    has_content = True
 
     def run(self) -> list[nodes.Node]:
         """Parse the list as a part of the page."""
-        folder, names = self.arguments[0], self.arguments[1].split()
+        folder, names = self.arguments[0], " ".join(self.content).split()
         return self.shown(verdicts_as_markdown({name: self.read(f"{folder}/{name}.json") for name in names}))
 
 
