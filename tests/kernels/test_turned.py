@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import normkit as nk
-from normkit.kernels import core, native
+from normkit.kernels import core, native, select
 from support import instruction_sets
 from support.case import randomize_
 
@@ -97,6 +97,26 @@ def test_layers_turn_what_they_read_in_another_layout(turns):
     assert turns == [(3, 24, 45)] * 2
     expected = torch.nn.functional.layer_norm(x.movedim(1, -1), (24,), layer.weight, layer.bias, 1e-6).movedim(-1, 1)
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_no_loops_turn_what_others_were_asked_for(turns, backend):
+    layers = (nk.LayerNorm2d(24), nk.LayerNorm(24))
+    inputs = (torch.randn(3, 24, 9, 5), torch.randn(3, 24, 9, 5).movedim(1, -1))
+    with select.backend(backend):
+        for layer, x in zip(layers, inputs, strict=True):
+            layer(x.requires_grad_()).sum().backward()
+    assert turns == []
+
+
+@pytest.mark.parametrize("layer", [nk.BatchNorm2d(6), nk.InstanceNorm2d(6)], ids=lambda layer: type(layer).__name__)
+def test_an_output_in_the_layout_that_is_wanted_is_not_copied_again(layer):
+    """Of a part of larger maps, whose strides no output has."""
+    x = torch.randn(4, 12, 9, 5)[:, ::2]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen, select.backend("native"):
+        y = layer(x)
+    assert y.stride() == torch.empty_like(x).stride()
+    assert sum(event.count for event in seen.key_averages() if event.key == "aten::copy_") == 1
 
 
 def test_second_derivatives_and_transforms_of_turned_maps(turns):

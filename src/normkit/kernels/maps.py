@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normkit.kernels import native
 from normkit.kernels.reference import Recipe
-from normkit.kernels.select import normalized
+from normkit.kernels.select import normalized, requested_eagerly
 from normkit.tracing import is_plain
 
 
@@ -28,7 +28,7 @@ def normalized_channels(
     """
     recipe = recipe._replace(over=(x.dim() - 1,))
     moved = None if residual is None else residual.movedim(1, -1)
-    rows = as_rows(x.movedim(1, -1)).contiguous()
+    rows = as_rows(x.movedim(1, -1)).contiguous()  # of a part of larger maps, too
     return normalized(rows, recipe, weight=weight, bias=bias, residual=moved).movedim(x.dim() - 1, 1)
 
 
@@ -39,7 +39,8 @@ def as_rows(x: Tensor) -> Tensor:
     """
     if x.dim() < 3 or x.is_contiguous() or not x.movedim(-1, 1).is_contiguous():
         return x
-    return _apply(x) if is_plain(x) else x.contiguous()
+    by_loops = native.may_turn(x) and is_plain(x) and requested_eagerly() not in ("torch", "reference")
+    return _apply(x) if by_loops else x.contiguous()
 
 
 class _AsRows(torch.autograd.Function):

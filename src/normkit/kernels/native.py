@@ -54,13 +54,21 @@ def like(t: Tensor, x: Tensor) -> Tensor:
     """Return a tensor of the shape of x in the type and the layout of x; itself, if it has both."""
     if t.dtype is not x.dtype:
         t = t.to(x.dtype)
-    return t if t.stride() == x.stride() else copied(t, torch.empty_like(x))
+    if t.stride() == x.stride():
+        return t
+    target = torch.empty_like(x)  # dense, where x is a part of a larger tensor
+    return t if t.stride() == target.stride() else copied(t, target)
+
+
+def may_turn(t: Tensor) -> bool:
+    """Whether the loops copy such a tensor to another layout faster than torch."""
+    return t.dtype is torch.float32 and t.numel() >= WORTH_TURNING and t.is_cpu and core.WHY_NOT is None
 
 
 def copied(t: Tensor, target: Tensor) -> Tensor:
     """Copy values between two memory layouts. Where one has positions side by side and the other channels, loops do."""
-    are_floats = t.dtype is target.dtype is torch.float32 and t.is_cpu and target.is_cpu
-    turned = _turned(t, target) if are_floats and t.numel() >= WORTH_TURNING and core.WHY_NOT is None else None
+    is_alike = target.dtype is t.dtype and target.is_cpu
+    turned = _turned(t, target) if is_alike and may_turn(t) else None
     if turned is None:
         return target.copy_(t)
     loops.turn_over(t.data_ptr(), target.data_ptr(), *turned)

@@ -253,24 +253,21 @@ def _table(run: Run, rises: Mapping[str, Mapping[int, float]], sizes: Sequence[i
 
 
 def _figures(run: Run, sizes: Sequence[int]) -> list[Figure]:
-    note = "At the end: median and range over seeds."
+    note, most = "At the end: median and range over seeds.", sizes[0]
 
-    def figure(title: str, x: str, note: str, arms: Mapping[str, Callable[[int], str]]) -> Figure:
-        curves = [
-            curve_of_medians(name, [(size, [*map(error, run.of(arm(size)))]) for size in reversed(sizes)])
-            for name, arm in arms.items()
-        ]
+    def figure(title: str, x: str, note: str, arms: Mapping[str, Sequence[str]]) -> Figure:
+        """Curves through arms, in the order of sizes."""
+        errors = {name: [[*map(error, run.of(arm))] for arm in of] for name, of in arms.items()}
+        curves = [curve_of_medians(name, [*zip(sizes, of, strict=True)][::-1]) for name, of in errors.items()]
         return Figure(title, x, "error", curves, note, log_x=True)
 
     def by_batch(title: str, norms: Sequence[str]) -> Figure:
-        return figure(f"Test error by batch, {title}", "batch", note, {norm: f"{norm}-{{}}".format for norm in norms})
+        arms = {norm: [f"{norm}-{size}" for size in sizes] for norm in norms}
+        return figure(f"Test error by batch, {title}", "batch", note, arms)
 
-    most = sizes[0]
     alike = f"{note} All in batches of {most}, and in as many steps: group norm has no statistics of batches."
-    same_steps = {
-        BATCH: lambda size: f"{GHOST if size < most else BATCH}-{size}",
-        GROUP: lambda size: f"{GROUP}-{most}",
-    }
+    chunked = [f"{BATCH}-{most}", *(f"{GHOST}-{size}" for size in sizes[1:])]
+    same_steps = {BATCH: chunked, GROUP: [f"{GROUP}-{most}"] * len(sizes)}
     return [
         figure("Test error by how many examples share statistics", "examples", alike, same_steps),
         by_batch("of batch and group norm", (BATCH, GROUP, *MOVED)),
